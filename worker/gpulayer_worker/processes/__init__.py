@@ -1,0 +1,1 @@
+"""Processes of jobs: how they start, and how their whole tree ends."""
