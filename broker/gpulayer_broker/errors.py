@@ -38,8 +38,9 @@
     │   └── WorkerLost (75)
     └── WaitTimeout (exit 124)           wait longer: the job goes on; is also a TimeoutError
 
-Guarantees: a message is one line that says what is wrong, where and what to do; `code` is stable and unique, and goes
-into `--json` and problem details; `exit_code` is the command's exit code; every error survives pickling whole.
+Guarantees: a message is one line that says what is wrong, where and what to do; `code` is stable and unique,
+and goes into `--json` and problem details; `exit_code` is the command's exit code; every error survives
+pickling whole.
 """
 
 from __future__ import annotations
@@ -242,7 +243,7 @@ class BlobCorrupt(StoreError):
 
 
 class HostileTree(StoreError):
-    """A manifest or archive names a path outside its own folder, or a thing that is no file, folder or link."""
+    """A manifest or archive names a path outside its folder, or what is no file, folder or link."""
 
     code = "hostile_tree"
 
@@ -285,7 +286,7 @@ class JobFailed(JobError):
 
 
 class RemoteError(JobError):
-    """The job's function raised; the error arrives as its type's name, its message and its traceback's text."""
+    """The job's function raised: the error's type by name, its message, and its traceback's text."""
 
     code = "remote_error"
 

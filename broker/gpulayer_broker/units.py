@@ -1,8 +1,8 @@
 """Sizes and durations as people write them, and as GPUlayer shows them.
 
-In a request `GB` is 10^9 bytes and `GiB` 2^30, so that "24GB" fits the card that is sold as 24 GB; a bare number is
-bytes, or seconds. On display sizes are divided by 2^30 and written "GB", as vendors do. What cannot be read is a
-`BadSize` that names the value and gives examples.
+In a request `GB` is 10^9 bytes and `GiB` 2^30, so that "24GB" fits the card that is sold as 24 GB; a bare
+number is bytes, or seconds. On display sizes are divided by 2^30 and written "GB", as vendors do. What
+cannot be read is a `BadSize` that names the value and gives examples.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def parse_size(value: str | int) -> int:
     size_bytes = _size_bytes(value)
     if size_bytes is None or not 0 <= size_bytes <= _LARGEST_SIZE_BYTES:
         raise BadSize(
-            f"{_shown(value)} is not a size: write 24GB (10^9 bytes each), 24GiB (2^30), 512MB or a number of bytes",
+            f"{_shown(value)} is not a size: write 24GB (10^9 bytes), 24GiB (2^30), 512MB or bare bytes",
             value=value,
         )
     return size_bytes
@@ -100,7 +100,7 @@ def _shown(value: object) -> str:
 
 
 def format_size(size_bytes: int) -> str:
-    """The size for people: 15.0 GB, 300.0 MB, 1.5 kB, 12 B; always GB above that, so that two sizes compare at sight."""
+    """The size for people: 15.0 GB, 300.0 MB, 1.5 kB, 12 B; never more than GB, to compare at sight."""
     for unit, name in ((GIB, "GB"), (MIB, "MB"), (KIB, "kB")):
         # Half of the last digit shown, so that 1023.97 MB is written as the 1.0 GB that it rounds to.
         if size_bytes >= unit - unit * 0.05 / 1024:
