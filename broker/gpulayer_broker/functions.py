@@ -1,0 +1,400 @@
+"""A typed stub per Lua function: it builds the call's arguments and reads its reply, and does no I/O.
+
+A `Call` is sent by whoever has a connection: `queue.py`, or an event loop. Times are milliseconds of the server's clock,
+amounts are MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from gpulayer_broker.library import function
+
+T = TypeVar("T")
+Arg = bytes | str | int
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One FCALL under one root, and how to read what comes back."""
+
+    name: str
+    args: tuple[Arg, ...]
+    parse: Callable[[Any], T]
+
+    def command(self, root: str) -> tuple[Arg, ...]:
+        return (b"FCALL", function(self.name), 1, root, *self.args)
+
+
+# What callers give -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job as it enters the queue. `client` is told when it ends; `digest` is compared under one idempotency key."""
+
+    id: str
+    signature: str
+    spec: bytes
+    owner: str = "local"
+    priority: int = 2
+    queue: str = "gpulayer"
+    client: str = ""
+    delay_ms: int = 0
+    prepare: bool = False
+    on_outage: str = ""
+    idempotency_key: str = ""
+    digest: str = ""
+    kind: str = ""
+    name: str = ""
+    options: bytes = b""
+
+    def block(self) -> tuple[Arg, ...]:
+        """The fifteen values of a submit block (lua/h_queueing.lua)."""
+        return (
+            self.id,
+            self.signature,
+            self.owner,
+            self.priority,
+            self.queue,
+            self.client,
+            self.delay_ms,
+            int(self.prepare),
+            self.on_outage,
+            self.idempotency_key,
+            self.digest,
+            self.kind,
+            self.name,
+            self.options,
+            self.spec,
+        )
+
+
+@dataclass(frozen=True)
+class DeviceLot:
+    """One share of one usable device, with the memory that nobody outside the queue uses."""
+
+    uuid: str
+    share: int
+    group: int
+    free_mib: int
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a worker could start now. The nonce (128 random bits) makes a repeated claim answer the same."""
+
+    worker: str
+    incarnation: str
+    max: int
+    nonce: str
+    lease_ms: int
+    disk_mib: int
+    lots: tuple[DeviceLot, ...] = ()
+
+    def args(self) -> tuple[Arg, ...]:
+        head: list[Arg] = [
+            self.worker,
+            self.incarnation,
+            self.max,
+            self.nonce,
+            self.lease_ms,
+            self.disk_mib,
+            len(self.lots),
+        ]
+        for lot in self.lots:
+            head += (lot.uuid, lot.share, lot.group, lot.free_mib)
+        return tuple(head)
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A worker as it joins: its class, its capacity and the facts that status shows (`info`, JSON)."""
+
+    worker: str
+    node: str
+    incarnation: str
+    class_id: str
+    slots: int
+    node_cpus: int
+    memory_mib: int
+    heartbeat_ms: int
+    grace_ms: int
+    info: bytes
+    capabilities: bytes
+
+
+@dataclass(frozen=True)
+class Running:
+    """An attempt as a heartbeat lists it; `started` once the job itself runs."""
+
+    id: str
+    token: str
+    started: bool = True
+    progress: str = ""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ends: verdict succeeded, failed, timed_out, cancelled or retry, and what the record takes."""
+
+    id: str
+    token: str
+    verdict: str
+    reason: str = ""
+    delay_ms: int = 0
+    fields: Mapping[str, Arg] = field(default_factory=dict)
+    outbox: Sequence[Submission] = ()
+
+
+# What callers get --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """outcome: added, existing, conflict, introduce (`id` is then the signature), full (`id` is then the limit)."""
+
+    outcome: str
+    id: str
+
+
+@dataclass(frozen=True)
+class Matched:
+    """outcome ok, too_many, or match: the other side's table has that version and must be judged first."""
+
+    outcome: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Grant:
+    """One attempt that this worker may start: the token is its fence."""
+
+    id: str
+    token: str
+    lots: tuple[tuple[str, int], ...]
+    attempt: int
+    losses: int
+    options: bytes
+    spec: bytes
+    signature: str
+    owner: str
+    queued_ms: int
+    state: str
+    cancelled: bool
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """The grants; `known` is False where the worker must register first."""
+
+    known: bool
+    grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """Attempts that are no longer this worker's, attempts to cancel, and whether it keeps the clock."""
+
+    known: bool
+    stale: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
+    keeper: bool = False
+    state: str = "online"
+
+
+@dataclass(frozen=True)
+class Committed:
+    """verdict ok, already, stale, cancelled, or introduce (with the signature; nothing was changed)."""
+
+    verdict: str
+    signature: str
+    claimed: Claimed
+
+
+@dataclass(frozen=True)
+class Ticked:
+    """Milliseconds until something falls due, and how much did."""
+
+    next_ms: int
+    promoted: int
+    reaped: int
+    rung: int
+    purged: int
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of a table: its version, the next cursor ('0' at the end), and name → canonical record."""
+
+    version: str
+    cursor: str
+    rows: dict[str, bytes]
+
+
+# The functions -----------------------------------------------------------------------------------------------------
+
+
+def submit(job: Submission) -> Call[Submitted]:
+    return Call("submit", job.block(), lambda r: Submitted(_text(r[0]), _text(r[1])))
+
+
+def introduce(
+    signature: str, requirements: bytes, version: str, fits: Mapping[str, tuple[int, ...]]
+) -> Call[Matched]:
+    """`fits`: class → groups of devices that may serve it (empty for a CPU job)."""
+    args = (signature, requirements, version, len(fits), *_pairs(fits))
+    return Call("introduce", args, _matched)
+
+
+def register(worker: Registration, version: str, fits: Mapping[str, tuple[int, ...]]) -> Call[Matched]:
+    """`fits`: signature → groups of devices of this class that may serve it."""
+    w = worker
+    args: tuple[Arg, ...] = (
+        w.worker,
+        w.node,
+        w.incarnation,
+        w.class_id,
+        w.slots,
+        w.node_cpus,
+        w.memory_mib,
+        w.heartbeat_ms,
+        w.grace_ms,
+        w.info,
+        w.capabilities,
+        version,
+        len(fits),
+        *_pairs(fits),
+    )
+    return Call("register", args, _matched)
+
+
+def match(side: str, cursor: str = "0") -> Call[Page]:
+    """side: 'signatures' or 'classes'."""
+    return Call("match", (side, cursor), _page)
+
+
+def claim(offer: Offer) -> Call[Claimed]:
+    return Call("claim", offer.args(), lambda r: _claimed(r[0], r[1] if len(r) > 1 else ()))
+
+
+def renew(worker: str, incarnation: str, lease_ms: int, attempts: Sequence[Running]) -> Call[Renewed]:
+    args: list[Arg] = [worker, incarnation, lease_ms, len(attempts)]
+    for a in attempts:
+        args += (a.id, a.token, int(a.started), a.progress)
+    return Call("renew", tuple(args), _renewed)
+
+
+def log(job_id: str, token: str, rank: int, stream: str, offset: int, data: bytes) -> Call[str]:
+    """'ok', 'already' or 'stale'; `stream` is out or err, `offset` where `data` starts in the rank's log."""
+    return Call("log", (job_id, token, rank, stream, offset, data), _first)
+
+
+def checkpoint(job_id: str, token: str, digest: str) -> Call[str]:
+    return Call("checkpoint", (job_id, token, digest), _first)
+
+
+def commit(ending: Ending, next_claim: Offer | None = None) -> Call[Committed]:
+    e = ending
+    args: list[Arg] = [e.id, e.token, e.verdict, e.reason, e.delay_ms, len(e.fields)]
+    for name, value in e.fields.items():
+        args += (name, value)
+    args.append(len(e.outbox))
+    for job in e.outbox:
+        args += job.block()
+    args += (1, *next_claim.args()) if next_claim else (0,)
+    return Call("commit", tuple(args), _committed)
+
+
+def release(job_id: str, token: str, how: str) -> Call[str]:
+    """'ok', 'already' or 'stale'; how: returned, lost, unfit."""
+    return Call("release", (job_id, token, how), _first)
+
+
+def cancel(job_id: str) -> Call[tuple[str, str]]:
+    """('cancelled' | 'asked' | 'too_late' | 'missing', state if too late)."""
+    return Call("cancel", (job_id,), lambda r: (_text(r[0]), _text(r[1]) if len(r) > 1 else ""))
+
+
+def tick(lease_ms: int, retention_ms: int, result_retention_ms: int) -> Call[Ticked]:
+    return Call("tick", (lease_ms, retention_ms, result_retention_ms), lambda r: Ticked(*map(int, r)))
+
+
+def watch(client: str, job_ids: Sequence[str]) -> Call[dict[str, str]]:
+    """job → final state (or 'missing') of those that need no waiting."""
+    return Call("watch", (client, *job_ids), _states)
+
+
+def drain(worker: str, state: str) -> Call[str]:
+    """'ok' or 'missing'; state: online, draining, offline."""
+    return Call("drain", (worker, state), _first)
+
+
+# Reading replies ---------------------------------------------------------------------------------------------------
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _first(reply: Any) -> str:
+    return _text(reply[0])
+
+
+def _pairs(fits: Mapping[str, tuple[int, ...]]) -> Iterable[str]:
+    for name, groups in fits.items():
+        yield name
+        yield ",".join(map(str, groups)) or "-"
+
+
+def _matched(reply: Any) -> Matched:
+    return Matched(_text(reply[0]), _text(reply[1]) if len(reply) > 1 else "")
+
+
+def _page(reply: Any) -> Page:
+    rows = {_text(reply[i]): bytes(reply[i + 1]) for i in range(2, len(reply), 2)}
+    return Page(_text(reply[0]), _text(reply[1]), rows)
+
+
+def _lots(text: bytes) -> tuple[tuple[str, int], ...]:
+    lots = (lot.rpartition("/") for lot in text.decode().split(",") if lot)
+    return tuple((uuid, int(share)) for uuid, _, share in lots)
+
+
+def _grant(r: Any) -> Grant:
+    return Grant(
+        id=_text(r[0]),
+        token=_text(r[1]),
+        lots=_lots(r[2]),
+        attempt=int(r[3]),
+        losses=int(r[4]),
+        options=r[5],
+        spec=r[6],
+        signature=_text(r[7]),
+        owner=_text(r[8]),
+        queued_ms=int(r[9] or 0),
+        state=_text(r[10]),
+        cancelled=bool(r[11]),
+    )
+
+
+def _claimed(status: Any, grants: Any) -> Claimed:
+    return Claimed(status == b"ok", tuple(_grant(g) for g in grants))
+
+
+def _renewed(r: Any) -> Renewed:
+    if r[0] != b"ok":
+        return Renewed(known=False)
+    return Renewed(True, tuple(map(_text, r[1])), tuple(map(_text, r[2])), r[3] == b"1", _text(r[4]))
+
+
+def _committed(r: Any) -> Committed:
+    if r[0] == b"introduce":
+        return Committed("introduce", _text(r[1]), Claimed(True, ()))
+    return Committed(_text(r[0]), "", _claimed(r[2] if len(r) > 2 else b"ok", r[1]))
+
+
+def _states(r: Any) -> dict[str, str]:
+    return {_text(r[i]): _text(r[i + 1]) for i in range(0, len(r), 2)}

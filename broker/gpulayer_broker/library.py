@@ -1,0 +1,66 @@
+"""The Lua library: put together from `lua/*.lua` and loaded into the server where it is missing.
+
+Its name and every function's carry the protocol's version, so that two releases can share one server. Loading never replaces
+a library that is there.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Protocol
+
+PROTOCOL = 1
+NAME = f"gpulayer{PROTOCOL}"
+
+_PROLOGUE = """#!lua name={name}
+local H = {{}}
+local function register(name, flags, callback)
+  redis.register_function{{function_name = '{name}_' .. name, callback = callback, flags = flags}}
+end
+"""
+
+
+class Caller(Protocol):
+    """What loading needs of a connection."""
+
+    def call(self, *args: object) -> object: ...
+
+
+def sources() -> dict[str, str]:
+    """File name → text, helpers (`h_…`) before operations."""
+    folder = files("gpulayer_broker") / "lua"
+    names = sorted(f.name for f in folder.iterdir() if f.name.endswith(".lua"))
+    names.sort(key=lambda name: not name.startswith("h_"))
+    return {name: (folder / name).read_text() for name in names}
+
+
+def assemble(parts: dict[str, str], name: str = NAME) -> str:
+    """One library; each file is a block of its own, so that its locals stay its own."""
+    blocks = [f"do -- {file}\n{text}end\n" for file, text in parts.items()]
+    return _PROLOGUE.format(name=name) + "".join(blocks)
+
+
+@cache
+def code() -> str:
+    return assemble(sources())
+
+
+def function(name: str) -> bytes:
+    """The name under which the server knows a function of this protocol."""
+    return f"{NAME}_{name}".encode()
+
+
+def is_loaded(link: Caller) -> bool:
+    return bool(link.call("FUNCTION", "LIST", "LIBRARYNAME", NAME))
+
+
+def load(link: Caller) -> None:
+    """Loads the library where it is missing; another loader who was first is as good."""
+    if is_loaded(link):
+        return
+    try:
+        link.call("FUNCTION", "LOAD", code())
+    except Exception as error:
+        if "already exists" not in str(error):
+            raise

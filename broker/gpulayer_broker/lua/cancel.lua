@@ -1,0 +1,20 @@
+-- cancel: a job is to end.
+-- Guarantee: a queued job (in any phase) is final in this call; a scheduled or running one is flagged and its worker told, and is
+--   final by its holder's commit or by the reaper; a success that came first stands.
+-- Keys: root. Arguments: id.
+-- Returns: {'cancelled'}, {'asked'}, {'too_late', state} or {'missing'}.
+register('cancel', {'allow-oom'}, function(K, A)
+  local P, now = K[1], H.now()
+  local j = H.load(P, A[1])
+  if not j then return {'missing'} end
+  if H.FINAL[j.state] then return {'too_late', j.state} end
+  if j.state == 'queued' then
+    H.finish(P, j, 'cancelled', 'cancelled', {}, now)
+    return {'cancelled'}
+  end
+  if j.cancel == '' then
+    redis.call('HSET', H.job(P, j.id), 'cancel', now)
+    H.mail(P, j.worker, 'cancel', 'job', j.id)
+  end
+  return {'asked'}
+end)

@@ -1,0 +1,61 @@
+-- commit: one attempt ends, with everything that follows from it, and the worker may claim its next job in the same call.
+-- Guarantee: only the holder of the current token commits, once; result, state, the log's end, what the attempt's middleware
+--   enqueued, freed devices, waiters and the stream entry change together or not at all. A repeated commit answers `already`.
+-- Keys: root. Arguments: id, token, verdict (succeeded, failed, timed_out, cancelled, retry), end reason, delay_ms,
+--   n fields (name, value, … as 2n values), m submit blocks, offer (0 or 1) and the offer.
+-- Returns: {verdict, grants} with verdict ok, already, stale or cancelled; or {'introduce', signature}: nothing was changed.
+local TAKES = {result = true, result_kind = true, error = true, outputs = true, usage = true, logs = true, options = true,
+               retries = true, notes = true}
+
+local function fields_of(A, i)
+  local fields, n = {}, 2 * tonumber(A[i])
+  for k = 1, n do
+    if k % 2 == 1 and not TAKES[A[i + k]] then return nil, nil, H.refuse('field', 'commit does not write ' .. A[i + k]) end
+    fields[k] = A[i + k]
+  end
+  return fields, i + n + 1
+end
+
+local function blocks_of(P, A, i)
+  local blocks = {}
+  for n = 1, tonumber(A[i]) do
+    local b = H.block(A, i + 1 + (n - 1) * H.BLOCK)
+    if not H.known(P, b.sig) then return nil, nil, b.sig end
+    blocks[n] = b
+  end
+  return blocks, i + 1 + #blocks * H.BLOCK
+end
+
+local function end_attempt(P, j, A, fields, now)
+  if A[3] == 'succeeded' then return H.finish(P, j, 'succeeded', '', fields, now) end
+  return H.end_or(P, j, now, function()
+    if A[3] == 'retry' then return H.later(P, j, fields, tonumber(A[5]), now) end
+    return H.finish(P, j, A[3], A[4], fields, now)
+  end)
+end
+
+local function verdict_of(P, j, A, fields, blocks, now)
+  if not H.holds(j, A[2]) then
+    return j and A[2] ~= '' and j.ended_token == A[2] and 'already' or 'stale'
+  end
+  local ended = end_attempt(P, j, A, fields, now)
+  redis.call('DEL', P .. 'deaths:' .. j.worker)
+  for _, b in ipairs(blocks) do
+    if not H.repeated(P, b) then H.create(P, b, now) end
+  end
+  return ended == 'cancelled' and 'cancelled' or 'ok'
+end
+
+register('commit', {'allow-oom'}, function(K, A)
+  local P, now = K[1], H.now()
+  local fields, i, bad = fields_of(A, 6)
+  if bad then return bad end
+  local blocks, after, unknown = blocks_of(P, A, i)
+  if unknown then return {'introduce', unknown} end
+  local verdict = verdict_of(P, H.load(P, A[1]), A, fields, blocks, now)
+  if A[after] ~= '1' then
+    return {verdict, {}}
+  end
+  local grants = H.claim(P, H.offer(A, after + 1), now)
+  return {verdict, grants[2] or {}, grants[1]}
+end)

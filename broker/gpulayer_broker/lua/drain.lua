@@ -1,0 +1,22 @@
+-- drain: a worker takes nothing new, or takes work again, or leaves.
+-- Guarantee: after the call no claim of this worker grants anything ('draining', 'offline') until it is 'online' again; leaving
+--   is refused by nothing and hands its ring to another.
+-- Keys: root. Arguments: worker, state ('online', 'draining' or 'offline').
+-- Returns: {'ok', jobs it still holds} or {'missing'}.
+register('drain', {'allow-oom'}, function(K, A)
+  local P, w, now = K[1], A[1], H.now()
+  local class = redis.call('HGET', P .. 'worker:' .. w, 'class')
+  if not class then return {'missing'} end
+  redis.call('HSET', P .. 'worker:' .. w, 'state', A[2])
+  if A[2] == 'online' then
+    H.poke(P, w, now)
+  else
+    H.idle_remove(P, class, w)
+    local sig = redis.call('HGET', P .. 'rungsig', w)
+    if redis.call('ZREM', P .. 'rung', w) == 1 and sig and sig ~= '' and H.is_waiting(P, sig) then H.ring(P, sig, now, w) end
+    redis.call('HDEL', P .. 'rungsig', w)
+    if A[2] == 'draining' then H.mail(P, w, 'drain') end
+    if A[2] == 'offline' and redis.call('GET', P .. 'keeper') == w then redis.call('DEL', P .. 'keeper') end
+  end
+  return {'ok', redis.call('SCARD', P .. 'running:' .. w)}
+end)

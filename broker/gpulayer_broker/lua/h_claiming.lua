@@ -1,0 +1,138 @@
+-- Shared: which job a worker takes. Within a priority the owner who holds least goes first, then age; a signature never
+-- starves another. Used by claim, by commit (its next claim) and by nothing else.
+
+-- the oldest job of one owner that fits: the 64 oldest heads, then the class's own signatures
+local function oldest(P, heads, class, room)
+  local function candidate(sig)
+    local need = H.amounts(sig)
+    if need.cpus > room.cpus or need.memory > room.memory or need.disk > room.disk then return nil end
+    local groups = redis.call('HGET', P .. 'fits:' .. class, sig)
+    local lots = groups and H.pick_lots(room.lots, need, groups)
+    return lots and {sig = sig, need = need, lots = lots}
+  end
+  local h = redis.call('ZRANGE', heads, 0, 63, 'WITHSCORES')
+  for i = 1, #h, 2 do
+    local c = candidate(h[i])
+    if c then c.seq = tonumber(h[i + 1]); return c end
+  end
+  if #h < 128 then return nil end
+  local sigs, best = redis.call('HKEYS', P .. 'fits:' .. class), nil
+  for i = 1, #sigs, 1000 do
+    local scores = redis.call('ZMSCORE', heads, unpack(sigs, i, math.min(i + 999, #sigs)))
+    for k = 1, #scores do
+      local seq = scores[k] and tonumber(scores[k])
+      if seq and (not best or seq < best.seq) then
+        local c = candidate(sigs[i + k - 1])
+        if c then c.seq = seq; best = c end
+      end
+    end
+  end
+  return best
+end
+
+-- owners with waiting work, the one who holds least first
+local function owners_by_share(P, prio)
+  local who = redis.call('SRANDMEMBER', P .. 'waiting:' .. prio, 64)
+  if #who < 2 then return who, {} end
+  local held, counts = redis.call('HMGET', P .. 'owners', unpack(who)), {}
+  for i, owner in ipairs(who) do counts[owner] = tonumber(held[i] or '0') end
+  table.sort(who, function(a, b) return counts[a] < counts[b] end)
+  return who, counts
+end
+
+function H.pick(P, class, room)
+  for _, prio in ipairs(H.PRIORITIES) do
+    local who, counts = owners_by_share(P, prio)
+    local best
+    for _, owner in ipairs(who) do
+      if best and counts[owner] > counts[best.owner] then break end
+      local c = oldest(P, P .. 'heads:' .. prio .. ':' .. owner, class, room)
+      if c and (not best or c.seq < best.seq) then
+        c.owner, c.prio, best = owner, prio, c
+      end
+    end
+    if best then return best end
+  end
+end
+
+-- what claim needs to know of a worker; nil where the queue does not know it or knows a newer incarnation
+function H.worker(P, o)
+  local v = redis.call('HMGET', P .. 'worker:' .. o.worker, 'incarnation', 'class', 'node', 'state', 'slots', 'cpus', 'memory', 'nonce',
+                       'grants', 'grace_ms', 'quarantined_until')
+  if v[1] ~= o.incarnation then return nil end
+  return {class = v[2], node = v[3], state = v[4], slots = tonumber(v[5]), cpus = tonumber(v[6]), memory = tonumber(v[7]),
+          nonce = v[8], grants = v[9], grace = tonumber(v[10]), quarantined = tonumber(v[11] or '0')}
+end
+
+local function described(P, id, token)
+  local v = redis.call('HMGET', H.job(P, id), 'token', 'lots', 'attempt', 'losses', 'options', 'spec', 'sig', 'owner', 'queued_ms', 'state', 'cancel')
+  if v[1] ~= token then return nil end
+  return {id, token, v[2] or '', v[3], v[4] or '0', v[5] or '', v[6], v[7], v[8], v[9] or '', v[10], v[11] or ''}
+end
+
+-- the grants of the same claim again: a lost reply grants nothing twice
+local function repeated(P, w)
+  local out = {}
+  for id, token in string.gmatch(w.grants or '', '(%S+)/(%S+)') do
+    out[#out + 1] = described(P, id, token)
+  end
+  return out
+end
+
+local function grant(P, o, w, room, c, n, now)
+  local id, entry = H.take(P, c.sig, c.owner, c.prio, c.seq)
+  if not id then return nil end
+  local key = H.job(P, id)
+  local state, prepare, seq = unpack(redis.call('HMGET', key, 'state', 'prepare', 'seq'))
+  if state ~= 'queued' then                      -- nothing that waits: an entry without its job leaves the stream
+    H.drop_entry(P, c.sig, c.owner, c.prio, entry)
+    return nil
+  end
+  local attempt = redis.call('HINCRBY', key, 'attempt', 1)
+  local token = attempt .. ':' .. o.nonce .. n
+  local lots = H.hold(P, o, w, room, c.need, c.lots, id, token)
+  local to = prepare == '1' and 'scheduled' or 'running'
+  redis.call('HSET', key, 'state', to, 'phase', '', 'token', token, 'worker', o.worker, 'node', w.node, 'lots', lots, 'entry', entry,
+             'granted_ms', now, 'started_ms', to == 'running' and now or '')
+  redis.call('ZADD', P .. 'leases', now + o.lease + w.grace, id)
+  redis.call('SADD', P .. 'running:' .. o.worker, id)
+  redis.call('HINCRBY', P .. 'owners', c.owner, 1)
+  H.index(P, id, 'queued', to, seq)
+  H.event(P, id, to, now)
+  return described(P, id, token)
+end
+
+-- rung for a signature but took something else, or nothing: the ring goes on to another worker
+local function pass_on(P, o, rung, took, now)
+  if rung and rung ~= '' and not took[rung] and H.is_waiting(P, rung) then H.ring(P, rung, now, o.worker) end
+end
+
+-- grants up to o.max jobs; with room left the worker is registered idle in this very call: no wake-up falls between
+function H.claim(P, o, now)
+  local w = H.worker(P, o)
+  if not w then return {'unknown'} end
+  redis.call('ZADD', P .. 'workers', now, o.worker)
+  if w.nonce == o.nonce then return {'ok', repeated(P, w)} end
+  local rung = redis.call('ZREM', P .. 'rung', o.worker) == 1 and redis.call('HGET', P .. 'rungsig', o.worker)
+  redis.call('HDEL', P .. 'rungsig', o.worker)
+  H.idle_remove(P, w.class, o.worker)
+  local out, took, names = {}, {}, {}
+  if w.state == 'online' and w.quarantined <= now then
+    local room = H.room(P, o, w)
+    local tries = 0
+    while #out < o.max and tries < o.max + 8 do
+      local c = H.pick(P, w.class, room)
+      if not c then break end
+      tries = tries + 1
+      local g = grant(P, o, w, room, c, #out, now)
+      if g then
+        out[#out + 1], took[c.sig] = g, true
+        names[#names + 1] = g[1] .. '/' .. g[2]
+      end
+    end
+    if #out < o.max then H.idle_add(P, w.class, o.worker, room) end
+  end
+  redis.call('HSET', P .. 'worker:' .. o.worker, 'nonce', o.nonce, 'grants', table.concat(names, ' '))
+  pass_on(P, o, rung, took, now)
+  return {'ok', out}
+end

@@ -1,0 +1,144 @@
+-- Shared: how an attempt or a job ends. Every road out of `scheduled` and `running` goes through H.finish or H.again.
+
+local FIELDS = {'state', 'phase', 'token', 'sig', 'owner', 'prio', 'queue', 'worker', 'node', 'lots', 'entry', 'attempt', 'client',
+                'cancel', 'losses', 'seq', 'idem', 'ranks', 'ended_token', 'started_ms', 'on_outage', 'result', 'name'}
+
+-- the fields of a job that transitions need; nil where there is no such job
+function H.load(P, id)
+  local v = redis.call('HMGET', H.job(P, id), unpack(FIELDS))
+  if not v[1] then return nil end
+  local j = {id = id}
+  for i, f in ipairs(FIELDS) do j[f] = v[i] or '' end
+  return j
+end
+
+-- the fence: only the holder of the current token may report
+function H.holds(j, token) return j ~= nil and (j.state == 'running' or j.state == 'scheduled') and token ~= '' and j.token == token end
+
+-- marks the end of each rank's log and lets the live tail go after an hour
+function H.close_log(P, j)
+  for rank = 0, tonumber(j.ranks ~= '' and j.ranks or '1') - 1 do
+    local key = P .. 'log:' .. j.id .. ':' .. j.attempt .. ':' .. rank
+    local last = redis.pcall('XREVRANGE', key, '+', '-', 'COUNT', 1)
+    if last[1] then
+      local top = tonumber(string.match(last[1][1], '^%d+'))
+      redis.call('XADD', key, string.format('%d-1', top), 'end', j.attempt)
+      redis.call('XTRIM', key, 'MINID', string.format('%d-0', math.max(0, top - 262144)))
+      redis.call('EXPIRE', key, 3600)
+    end
+  end
+end
+
+-- takes an attempt off its worker and its devices; nothing of it may report afterwards
+function H.detach(P, j, now)
+  local useful = H.free(P, j, j.id .. '/' .. j.token)
+  redis.call('HSET', H.job(P, j.id), 'token', '', 'ended_token', j.token)
+  if useful then H.poke_siblings(P, j.node, j.worker, now) end
+end
+
+local INLINE = 16384
+
+-- tells everybody who waits for this job, each on a stream of their own
+function H.tell(P, j, state, now)
+  local key = P .. 'watchers:' .. j.id
+  local who = redis.call('SMEMBERS', key)
+  if j.client ~= '' then who[#who + 1] = j.client end
+  if #who == 0 then return end
+  local result, kind = unpack(redis.call('HMGET', H.job(P, j.id), 'result', 'result_kind'))
+  if not result or #result > INLINE then result, kind = '', 'fetch' end
+  for _, client in ipairs(who) do
+    local done = P .. 'done:' .. client
+    redis.call('XADD', done, 'MAXLEN', '~', 100000, '0-*', 'job', j.id, 'state', state, 'kind', kind or '', 'result', result)
+    redis.call('PEXPIRE', done, 3600000)
+  end
+  redis.call('DEL', key)
+end
+
+-- a final state: indexes, counters, logs, waiters. `fields` are name, value, … for the record
+function H.finish(P, j, state, reason, fields, now)
+  local from = j.state
+  if #fields > 0 then redis.call('HSET', H.job(P, j.id), unpack(fields)) end
+  redis.call('HSET', H.job(P, j.id), 'state', state, 'phase', '', 'end_reason', reason, 'ended_ms', now)
+  if from == 'running' or from == 'scheduled' then
+    H.close_log(P, j)
+    H.detach(P, j, now)
+  end
+  if j.entry ~= '' then H.drop_entry(P, j.sig, j.owner, j.prio, j.entry) end
+  redis.call('ZREM', P .. 'delayed', j.id)
+  H.index(P, j.id, from, state, j.seq)
+  redis.call('ZADD', P .. 'jobs:final', now, j.id)
+  H.leave_queue(P, j)
+  if state == 'failed' then redis.call('ZADD', P .. 'dead:' .. j.queue, now, j.id) end
+  H.event(P, j.id, state, now)
+  H.tell(P, j, state, now)
+end
+
+function H.leave_queue(P, j)
+  if redis.call('HINCRBY', P .. 'open', j.queue, -1) <= 0 then redis.call('HDEL', P .. 'open', j.queue) end
+  if redis.call('HINCRBY', P .. 'sigjobs', j.sig, -1) <= 0 then redis.call('HDEL', P .. 'sigjobs', j.sig) end
+end
+
+-- a job whose cancel was asked for ends so, whatever its attempt came to
+function H.end_or(P, j, now, otherwise)
+  if j.cancel ~= '' then
+    H.finish(P, j, 'cancelled', 'cancelled', {}, now)
+    return 'cancelled'
+  end
+  return otherwise()
+end
+
+-- the attempt is over and the job waits again at its old age
+function H.again(P, j, phase, now)
+  local from = j.state
+  H.close_log(P, j)
+  H.detach(P, j, now)
+  H.put_back(P, j.sig, j.owner, j.prio, j.entry)
+  redis.call('HSET', H.job(P, j.id), 'state', 'queued', 'phase', phase, 'queued_ms', now)
+  H.index(P, j.id, from, 'queued', j.seq)
+  H.event(P, j.id, 'queued', now)
+  H.ring(P, j.sig, now, nil)
+end
+
+-- the attempt is over and the job becomes runnable after a delay, at a new age
+function H.later(P, j, fields, delay_ms, now)
+  local from = j.state
+  if #fields > 0 then redis.call('HSET', H.job(P, j.id), unpack(fields)) end
+  H.close_log(P, j)
+  H.detach(P, j, now)
+  H.drop_entry(P, j.sig, j.owner, j.prio, j.entry)
+  redis.call('HSET', H.job(P, j.id), 'state', 'queued', 'phase', 'retrying', 'entry', '')
+  H.index(P, j.id, from, 'queued', j.seq)
+  H.delay(P, j.id, now + delay_ms)
+  H.event(P, j.id, 'queued', now)
+end
+
+H.MAX_LOSSES = 3
+
+-- the worker was lost under this attempt: counted apart from retries, the third ends the job
+function H.lost(P, j, now)
+  return H.end_or(P, j, now, function()
+    local losses = redis.call('HINCRBY', H.job(P, j.id), 'losses', 1)
+    if losses >= H.MAX_LOSSES then
+      H.finish(P, j, 'failed', 'worker_lost', {'error', '{"type":"WorkerLost","message":"' .. losses .. ' workers were lost while they ran this job"}'}, now)
+      return 'failed'
+    end
+    H.again(P, j, 'retrying', now)
+    return 'queued'
+  end)
+end
+
+-- a death of a worker counts once, on one of the jobs it took along; three different ones without a success between
+-- put the worker aside for ten minutes
+function H.count_death(P, w, lost, now)
+  if #lost == 0 then return end
+  local key = P .. 'deaths:' .. w
+  for _, id in ipairs(lost) do
+    if redis.call('SISMEMBER', key, id) == 1 then return end
+  end
+  redis.call('SADD', key, lost[1])
+  redis.call('EXPIRE', key, 86400)
+  if redis.call('SCARD', key) >= 3 then
+    redis.call('HSET', P .. 'worker:' .. w, 'quarantined_until', now + 600000)
+    redis.call('DEL', key)
+  end
+end

@@ -1,0 +1,64 @@
+-- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is fifteen values:
+-- id, sig, owner, prio, queue, client, delay_ms, prepare, on_outage, idem, digest, kind, name, options, spec
+
+H.BLOCK = 15
+
+function H.block(A, i)
+  return {id = A[i], sig = A[i + 1], owner = A[i + 2], prio = A[i + 3], queue = A[i + 4], client = A[i + 5], delay = tonumber(A[i + 6]),
+          prepare = A[i + 7], on_outage = A[i + 8], idem = A[i + 9], digest = A[i + 10], kind = A[i + 11], name = A[i + 12],
+          options = A[i + 13], spec = A[i + 14]}
+end
+
+function H.known(P, sig) return redis.call('HEXISTS', P .. 'signatures', sig) == 1 end
+
+-- makes a job runnable now and wakes a worker for it
+function H.ready(P, id, sig, owner, prio, now)
+  local seq = H.append(P, id, sig, owner, prio)
+  redis.call('HSET', H.job(P, id), 'state', 'queued', 'phase', 'ready', 'entry', seq .. '-0', 'queued_ms', now)
+  return H.ring(P, sig, now, nil)
+end
+
+-- the keeper sleeps until the next due time: an earlier one rings it
+function H.delay(P, id, due)
+  redis.call('ZADD', P .. 'delayed', due, id)
+  if redis.call('ZRANGE', P .. 'delayed', 0, 0)[1] ~= id then return end
+  local keeper = redis.call('GET', P .. 'keeper')
+  if keeper then H.mail(P, keeper, 'timer') end
+end
+
+-- an idempotency key that was used before answers with its job, or with `conflict` where the request differs
+function H.repeated(P, b)
+  if redis.call('EXISTS', H.job(P, b.id)) == 1 then return {'existing', b.id} end
+  if b.idem == '' then return nil end
+  local known = redis.call('GET', P .. 'idem:' .. b.idem)
+  if not known then return nil end
+  local id, digest = string.match(known, '^(%S+) (.*)$')
+  return {digest == b.digest and 'existing' or 'conflict', id}
+end
+
+-- writes the record; the caller has looked at H.repeated and H.known
+function H.create(P, b, now)
+  local seq = redis.call('INCR', P .. 'seq')
+  redis.call('HSET', H.job(P, b.id), 'spec', b.spec, 'signed', '', 'sig', b.sig, 'owner', b.owner, 'prio', b.prio, 'queue', b.queue,
+             'kind', b.kind, 'name', b.name, 'options', b.options, 'prepare', b.prepare, 'attempt', 0, 'seq', seq, 'created_ms', now,
+             'state', 'queued')
+  local rare = {}
+  if b.client ~= '' then rare[#rare + 1] = 'client'; rare[#rare + 1] = b.client end
+  if b.on_outage ~= '' then rare[#rare + 1] = 'on_outage'; rare[#rare + 1] = b.on_outage end
+  if b.idem ~= '' then
+    rare[#rare + 1] = 'idem'; rare[#rare + 1] = b.idem
+    redis.call('SET', P .. 'idem:' .. b.idem, b.id .. ' ' .. b.digest)
+  end
+  if #rare > 0 then redis.call('HSET', H.job(P, b.id), unpack(rare)) end
+  redis.call('ZADD', P .. 'jobs:queued', seq, b.id)
+  redis.call('HINCRBY', P .. 'open', b.queue, 1)
+  redis.call('HINCRBY', P .. 'sigjobs', b.sig, 1)
+  redis.call('ZADD', P .. 'sigseen', now, b.sig)
+  H.event(P, b.id, 'queued', now)
+  if b.delay > 0 then
+    redis.call('HSET', H.job(P, b.id), 'phase', 'delayed')
+    H.delay(P, b.id, now + b.delay)
+    return nil
+  end
+  return H.ready(P, b.id, b.sig, b.owner, b.prio, now)
+end

@@ -1,0 +1,56 @@
+-- Shared: what leaves the tables. Signatures without a job that is not final, classes without a worker, workers that have
+-- been silent for a day, finished jobs past their retention.
+
+H.MAX_SIGNATURES = 1024
+H.DAY_MS = 86400000
+
+local function retire_signature(P, sig)
+  for _, class in ipairs(redis.call('SMEMBERS', P .. 'classes:' .. sig)) do redis.call('HDEL', P .. 'fits:' .. class, sig) end
+  redis.call('DEL', P .. 'classes:' .. sig)
+  redis.call('HDEL', P .. 'signatures', sig)
+  redis.call('ZREM', P .. 'sigseen', sig)
+end
+
+-- retires up to `most` signatures that were last used before `until_ms` and have no open job; looks at 64
+function H.retire_idle(P, until_ms, most)
+  local gone = 0
+  for _, sig in ipairs(redis.call('ZRANGEBYSCORE', P .. 'sigseen', '-inf', until_ms, 'LIMIT', 0, 64)) do
+    if gone < most and redis.call('HEXISTS', P .. 'sigjobs', sig) == 0 then
+      retire_signature(P, sig)
+      gone = gone + 1
+    end
+  end
+  return gone > 0
+end
+
+function H.retire_class(P, class)
+  for _, sig in ipairs(redis.call('HKEYS', P .. 'fits:' .. class)) do redis.call('SREM', P .. 'classes:' .. sig, class) end
+  redis.call('DEL', P .. 'fits:' .. class, P .. 'idle:' .. class)
+  redis.call('SREM', P .. 'idleclasses', class)
+  redis.call('HDEL', P .. 'classcaps', class)
+  redis.call('ZREM', P .. 'classseen', class)
+end
+
+function H.forget_worker(P, w)
+  local class, node = unpack(redis.call('HMGET', P .. 'worker:' .. w, 'class', 'node'))
+  if class then H.idle_remove(P, class, w) end
+  if node then redis.call('SREM', P .. 'siblings:' .. node, w) end
+  redis.call('ZREM', P .. 'workers', w)
+  redis.call('ZREM', P .. 'rung', w)
+  redis.call('HDEL', P .. 'rungsig', w)
+  redis.call('DEL', P .. 'worker:' .. w, P .. 'inbox:' .. w, P .. 'deaths:' .. w)
+end
+
+-- all keys of a finished job
+function H.purge(P, id)
+  local j = H.load(P, id)
+  redis.call('ZREM', P .. 'jobs:final', id)
+  if not j or not H.FINAL[j.state] then return end
+  for attempt = 1, tonumber(j.attempt) do
+    for rank = 0, tonumber(j.ranks ~= '' and j.ranks or '1') - 1 do redis.call('DEL', P .. 'log:' .. id .. ':' .. attempt .. ':' .. rank) end
+  end
+  if j.idem ~= '' then redis.call('DEL', P .. 'idem:' .. j.idem) end
+  redis.call('ZREM', P .. 'jobs:' .. j.state, id)
+  redis.call('ZREM', P .. 'dead:' .. j.queue, id)
+  redis.call('DEL', H.job(P, id), P .. 'watchers:' .. id)
+end

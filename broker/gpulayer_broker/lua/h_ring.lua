@@ -1,0 +1,104 @@
+-- Shared: waking workers. A worker with room is in idle:<class> (score: how many jobs it runs), with its room in `room`.
+-- Ringing takes it out of the index, sets a deadline in `rung` and puts one entry into its inbox; it comes back by claiming.
+
+H.RING_MS = 500
+
+function H.idle_remove(P, class, w)
+  if redis.call('ZREM', P .. 'idle:' .. class, w) == 0 then return end
+  redis.call('HDEL', P .. 'room', w)
+  if redis.call('EXISTS', P .. 'idle:' .. class) == 0 then redis.call('SREM', P .. 'idleclasses', class) end
+end
+
+function H.idle_add(P, class, w, room)
+  local text = {room.cpus, room.memory, room.disk}
+  for _, lot in ipairs(room.lots) do text[#text + 1] = lot.uuid .. '|' .. lot.group .. '|' .. lot.free end
+  redis.call('HSET', P .. 'room', w, table.concat(text, ' '))
+  redis.call('ZADD', P .. 'idle:' .. class, redis.call('SCARD', P .. 'running:' .. w), w)
+  redis.call('SADD', P .. 'idleclasses', class)
+end
+
+function H.room_of(P, w)
+  local text = redis.call('HGET', P .. 'room', w)
+  if not text then return nil end
+  local cpus, memory, disk, rest = string.match(text, '^(%-?%d+) (%-?%d+) (%-?%d+)(.*)$')
+  local room = {cpus = tonumber(cpus), memory = tonumber(memory), disk = tonumber(disk), lots = {}}
+  for uuid, group, free in string.gmatch(rest, ' ([^| ]+)|(%d+)|(%-?%d+)') do
+    room.lots[#room.lots + 1] = {uuid = uuid, group = group, free = tonumber(free)}
+  end
+  return room
+end
+
+function H.mail(P, w, kind, ...)
+  redis.call('XADD', P .. 'inbox:' .. w, 'MAXLEN', '~', 64, '*', 'kind', kind, ...)
+end
+
+-- a worker that must claim: out of the idle index, with a deadline after which another is rung
+function H.wake(P, class, w, sig, now)
+  H.idle_remove(P, class, w)
+  redis.call('ZADD', P .. 'rung', now + H.RING_MS, w)
+  redis.call('HSET', P .. 'rungsig', w, sig)
+  H.mail(P, w, 'work')
+end
+
+function H.fresh(P, w, now)
+  local seen = tonumber(redis.call('ZSCORE', P .. 'workers', w) or '0')
+  local beat = tonumber(redis.call('HGET', P .. 'worker:' .. w, 'heartbeat_ms') or '0')
+  return seen >= now - 2.5 * beat
+end
+
+-- spread looks at the least busy first, pack at the busiest; at most 256 of a class are looked at
+function H.ring_class(P, class, sig, need, now, except)
+  local groups = redis.call('HGET', P .. 'fits:' .. class, sig)
+  if not groups then return nil end
+  local order = redis.call('HGET', P .. 'config', 'placement') == 'pack' and 'ZREVRANGE' or 'ZRANGE'
+  local some = redis.call(order, P .. 'idle:' .. class, 0, 255)
+  for _, w in ipairs(some) do
+    if w ~= except then
+      local room = H.room_of(P, w)
+      if room and H.fit(room, need, groups) then
+        if H.fresh(P, w, now) then
+          H.wake(P, class, w, sig, now)
+          return w
+        end
+        H.idle_remove(P, class, w)
+      end
+    end
+  end
+end
+
+-- wakes exactly one idle worker that fits and has room
+function H.ring(P, sig, now, except)
+  local some, tried = redis.call('SRANDMEMBER', P .. 'idleclasses', 8), {}
+  if #some == 0 then return nil end
+  local need = H.amounts(sig)
+  for _, class in ipairs(some) do
+    tried[class] = true
+    local w = H.ring_class(P, class, sig, need, now, except)
+    if w then return w end
+  end
+  if #some < 8 then return nil end
+  for _, class in ipairs(redis.call('SINTER', P .. 'idleclasses', P .. 'classes:' .. sig)) do
+    if not tried[class] then
+      local w = H.ring_class(P, class, sig, need, now, except)
+      if w then return w end
+    end
+  end
+end
+
+-- devices or cores came free on a worker that does not claim in this call
+function H.poke(P, w, now)
+  local class, state = unpack(redis.call('HMGET', P .. 'worker:' .. w, 'class', 'state'))
+  if class and state == 'online' and redis.call('ZSCORE', P .. 'rung', w) == false then H.wake(P, class, w, '', now) end
+end
+
+-- others on the same node see what came free
+function H.poke_siblings(P, node, except, now)
+  if redis.call('SCARD', P .. 'siblings:' .. node) < 2 then return end
+  local waiting = {}
+  for i, prio in ipairs(H.PRIORITIES) do waiting[i] = P .. 'waiting:' .. prio end
+  if redis.call('EXISTS', unpack(waiting)) == 0 then return end
+  local poked = 0
+  for _, w in ipairs(redis.call('SMEMBERS', P .. 'siblings:' .. node)) do
+    if w ~= except and poked < 8 then H.poke(P, w, now); poked = poked + 1 end
+  end
+end

@@ -1,0 +1,209 @@
+"""The queue over one connection: every function in one line, and the plain reads beside them.
+
+Each function is idempotent by its token, nonce or id, so a lost reply is answered by sending the call again until
+`deadline_s`. What is new to the queue (a signature, a class) is judged here in Python, because versions and labels cannot
+be judged in Lua.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from gpulayer_broker import capabilities, functions, library, requirements
+from gpulayer_broker.connection import Link
+from gpulayer_broker.errors import (
+    GpulayerError,
+    IdempotencyConflict,
+    JobNotFound,
+    QueueFull,
+    TooManyRequirements,
+)
+from gpulayer_broker.functions import Call, Committed, Ending, Offer, Page, Registration, Submission
+from gpulayer_broker.job import RECORD_FIELDS, JobRecord, decode_record
+from gpulayer_broker.keys import DEFAULT_NAMESPACE, Keys, root_of
+from gpulayer_broker.matching import eligible_groups
+from gpulayer_broker.requirements import Requirements
+
+T = TypeVar("T")
+
+_ROUNDS = 50
+
+
+class Queue:
+    """One namespace of the queue, over one link. Safe between threads as far as the link is."""
+
+    def __init__(self, link: Link, namespace: str = DEFAULT_NAMESPACE, *, deadline_s: float = 15.0) -> None:
+        self.link = link
+        self.namespace = namespace
+        self.keys = Keys(root_of(namespace))
+        self.deadline_s = deadline_s
+
+    def load(self) -> None:
+        """Loads the Lua library where it is missing."""
+        library.load(self.link)
+
+    def run(self, call: Call[T]) -> T:
+        """The parsed reply; sent again after a lost connection, because every function bears it."""
+        reply = self.link.call_idempotent(*call.command(self.keys.root), deadline_s=self.deadline_s)
+        return call.parse(reply)
+
+    def run_once(self, call: Call[T]) -> T:
+        """The parsed reply of a call that is sent at most once."""
+        return call.parse(self.link.call(*call.command(self.keys.root)))
+
+    def run_many(self, calls: Sequence[Call[T]]) -> list[T | GpulayerError]:
+        """Many calls in one send, in order; a refused one stands in the list as its error."""
+        replies = self.link.pipeline([call.command(self.keys.root) for call in calls])
+        return [
+            reply if isinstance(reply, GpulayerError) else call.parse(reply)
+            for call, reply in zip(calls, replies, strict=True)
+        ]
+
+    # Entering the queue ---------------------------------------------------------------------------------------------
+
+    def submit(self, job: Submission, needs: Requirements) -> str:
+        """The job's id: the given one, or the one that the idempotency key already has."""
+        for _ in range(_ROUNDS):
+            answer = self.run(functions.submit(job))
+            if answer.outcome != "introduce":
+                return accepted(answer, job)
+            self.introduce(needs)
+        raise TooManyRequirements("the namespace's requirements change faster than they can be judged; try again")
+
+    def submit_many(self, jobs: Sequence[Submission], needs: Requirements) -> list[str]:
+        """The ids, in order, of jobs that share their requirements; sent together."""
+        ids: dict[str, str] = {}
+        pending = list(jobs)
+        for _ in range(_ROUNDS):
+            answers = self.run_many([functions.submit(job) for job in pending])
+            again: list[Submission] = []
+            for job, answer in zip(pending, answers, strict=True):
+                if isinstance(answer, GpulayerError):
+                    raise answer
+                if answer.outcome == "introduce":
+                    again.append(job)
+                else:
+                    ids[job.id] = accepted(answer, job)
+            if not again:
+                return [ids[job.id] for job in jobs]
+            self.introduce(needs)
+            pending = again
+        raise TooManyRequirements("the namespace's requirements change faster than they can be judged; try again")
+
+    def introduce(self, needs: Requirements) -> None:
+        """Makes a signature known, judged against every class of workers that the queue knows."""
+        for _ in range(_ROUNDS):
+            version, classes = self.table("classes")
+            fits = {}
+            for class_id, record in classes.items():
+                groups = _eligible(needs, record)
+                if groups is not None:
+                    fits[class_id] = groups
+            answer = self.run(functions.introduce(needs.signature, needs.canonical(), version, fits))
+            if answer.outcome == "ok":
+                return
+            if answer.outcome == "too_many":
+                raise TooManyRequirements(
+                    f"this namespace already holds {answer.version} different requirements with open jobs: "
+                    "use rounder amounts, or a namespace of your own",
+                )
+        raise TooManyRequirements("workers come and go faster than requirements can be judged; try again")
+
+    def register(self, worker: Registration) -> None:
+        """Joins a worker, its class judged against every signature that the queue knows."""
+        version, fits = "", dict[str, tuple[int, ...]]()
+        for _ in range(_ROUNDS):
+            answer = self.run(functions.register(worker, version, fits))
+            if answer.outcome == "ok":
+                return
+            version, signatures = self.table("signatures")
+            judged = ((sig, _eligible_text(record, worker.capabilities)) for sig, record in signatures.items())
+            fits = {sig: groups for sig, groups in judged if groups is not None}
+        raise TooManyRequirements("requirements come and go faster than this worker can judge them; try again")
+
+    def commit(self, ending: Ending, next_claim: Offer | None, outbox_needs: Iterable[Requirements]) -> Committed:
+        """Ends an attempt; what its outbox asks for is made known first where it is new."""
+        needs = {r.signature: r for r in outbox_needs}
+        for _ in range(_ROUNDS):
+            answer = self.run(functions.commit(ending, next_claim))
+            if answer.verdict != "introduce":
+                return answer
+            self.introduce(needs[answer.signature])
+        raise TooManyRequirements("the namespace's requirements change faster than they can be judged; try again")
+
+    def table(self, side: str) -> tuple[str, dict[str, bytes]]:
+        """The whole table of the other side ('signatures' or 'classes') at one version."""
+        for _ in range(_ROUNDS):
+            first = page = self.run(functions.match(side))
+            rows = dict(page.rows)
+            while page.cursor != "0":
+                page = self.run(functions.match(side, page.cursor))
+                rows.update(page.rows)
+            if _same_version(first, page):
+                return page.version, rows
+        raise TooManyRequirements("the namespace's tables change faster than they can be read; try again")
+
+    # Plain reads ----------------------------------------------------------------------------------------------------
+
+    def record(self, job_id: str) -> JobRecord:
+        """The job's record without its result; JobNotFound where there is none."""
+        found = self.records([job_id])[0]
+        if found is None:
+            raise JobNotFound(f"no job {job_id!r} in namespace {self.namespace!r}: gpulayer jobs lists them", value=job_id)
+        return found
+
+    def records(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
+        """The records in the order of the ids, None for a job that does not exist."""
+        commands = [("HMGET", self.keys.job(job_id), *RECORD_FIELDS) for job_id in job_ids]
+        out: list[JobRecord | None] = []
+        for job_id, values in zip(job_ids, self.link.pipeline(commands), strict=True):
+            if isinstance(values, GpulayerError):
+                raise values
+            out.append(decode_record(job_id, dict(zip(RECORD_FIELDS, values, strict=True))))
+        return out
+
+    def newest(self, state: str, most: int, skip: int = 0) -> list[str]:
+        """Ids of jobs in a state, newest first."""
+        ids = self.link.call("ZREVRANGE", self.keys.jobs(state), skip, skip + most - 1)
+        return [raw.decode() for raw in ids]
+
+    def result(self, job_id: str) -> tuple[str, bytes | None]:
+        """(kind, bytes) of the result; None where it was none or is no longer kept."""
+        kind, data = self.link.call("HMGET", self.keys.job(job_id), "result_kind", "result")
+        return (kind or b"").decode(), data
+
+    def open_jobs(self, logical_queue: str) -> int:
+        """Jobs of a logical queue that are not final: waiting, delayed and in flight."""
+        return int(self.link.call("HGET", self.keys.named("open"), logical_queue) or 0)
+
+
+def accepted(answer: functions.Submitted, job: Submission) -> str:
+    """The id of an accepted submit; the refusal as its error otherwise."""
+    if answer.outcome == "full":
+        raise QueueFull(f"the queue holds {answer.id} waiting jobs, its limit: try again when some have run")
+    if answer.outcome == "conflict":
+        raise IdempotencyConflict(
+            f"idempotency key {job.idempotency_key!r} was used for another request (job {answer.id}): use a new key",
+            job_id=answer.id,
+            value=job.idempotency_key,
+        )
+    return answer.id
+
+
+def _same_version(first: Page, last: Page) -> bool:
+    return first.version == last.version
+
+
+def _eligible(needs: Requirements, record: bytes) -> tuple[int, ...] | None:
+    try:
+        return eligible_groups(needs, capabilities.decode(record))
+    except GpulayerError:  # written by a newer release: whoever can judge it will
+        return None
+
+
+def _eligible_text(record: bytes, caps: bytes) -> tuple[int, ...] | None:
+    try:
+        return eligible_groups(requirements.decode(record), capabilities.decode(caps))
+    except GpulayerError:
+        return None
