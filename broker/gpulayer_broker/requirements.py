@@ -19,7 +19,7 @@ from gpulayer_broker.arguments import Pairs, Wording
 from gpulayer_broker.errors import BadRequirement, FormatTooNew
 from gpulayer_broker.profiles import Profile, find_profile
 from gpulayer_broker.units import MIB, mib_up
-from gpulayer_broker.versions import canonical_framework
+from gpulayer_broker.versions import canonical_framework, canonical_range
 
 FORMAT = 1
 GPU_KINDS = ("cuda", "rocm", "mps")
@@ -100,16 +100,36 @@ def decode(data: bytes) -> Requirements:
     if version != FORMAT or unknown:
         what = f"fields {', '.join(unknown)}" if version == FORMAT else f"format {version}"
         raise FormatTooNew(f"requirements with {what}: update gpulayer on this machine", value=version)
-    return Requirements(**{name: _decoded(name, value) for name, value in record.items()})
+    decoded = Requirements(**{name: _decoded(name, value) for name, value in record.items()})
+    for text in (decoded.python, *(text for _, text in decoded.frameworks)):
+        # Refused here, so that judging never meets a range that cannot be read.
+        canonical_range(text)
+    return decoded
 
 
 def _decoded(name: str, value: Any) -> Any:
-    default = _DEFAULTS[name]
-    if isinstance(default, tuple) and isinstance(value, list):
+    if not _is_well_formed(name, value):
+        raise BadRequirement(f"requirements are not readable: {name} is {value!r:.60}", value=value)
+    if isinstance(value, list):
         return tuple(tuple(item) if isinstance(item, list) else item for item in value)
-    if type(value) is not type(default):
-        raise BadRequirement(f"requirements are not readable: {name} is {value!r}", value=value)
     return value
+
+
+def _is_well_formed(name: str, value: object) -> bool:
+    if name == "accelerator":
+        return value in ACCELERATORS
+    if not isinstance(_DEFAULTS[name], tuple):
+        return type(value) is type(_DEFAULTS[name]) and not (isinstance(value, int) and value < 0)
+    is_item = _is_pair if name in ("frameworks", "labels") else _is_text
+    return isinstance(value, list) and all(map(is_item, value))
+
+
+def _is_text(item: object) -> bool:
+    return isinstance(item, str)
+
+
+def _is_pair(item: object) -> bool:
+    return isinstance(item, list) and len(item) == 2 and all(map(_is_text, item))
 
 
 def build_requirements(

@@ -99,13 +99,22 @@ def _shown(value: object) -> str:
     return f"'{text}'" if len(text) <= 60 else f"'{text[:57]}…'"
 
 
-def format_size(size_bytes: int) -> str:
+def format_size(size_bytes: int, digits: int = 1) -> str:
     """The size for people: 15.0 GB, 300.0 MB, 1.5 kB, 12 B; never more than GB, to compare at sight."""
     for unit, name in ((GIB, "GB"), (MIB, "MB"), (KIB, "kB")):
         # Half of the last digit shown, so that 1023.97 MB is written as the 1.0 GB that it rounds to.
-        if size_bytes >= unit - unit * 0.05 / 1024:
-            return f"{size_bytes / unit:.1f} {name}"
+        if size_bytes >= unit - unit * 0.5 / 10**digits / 1024:
+            return f"{size_bytes / unit:.{digits}f} {name}"
     return f"{size_bytes} B"
+
+
+def format_unlike(one_bytes: int, other_bytes: int) -> tuple[str, str]:
+    """Two different sizes for people, with the digits that tell them apart: 24.00 and 23.99 GB."""
+    for digits in (1, 2, 3):
+        one, other = format_size(one_bytes, digits), format_size(other_bytes, digits)
+        if one != other:
+            return one, other
+    return f"{one_bytes} B", f"{other_bytes} B"
 
 
 def format_duration(seconds: float) -> str:
