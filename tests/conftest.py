@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from gpulayer_broker.connection import Endpoint, Link
+from tests.leaks import leaks
 from tests.servers import QueueServer
 
 KEPT_NAMES = {"GPULAYER_TEST_SERVER", "GPULAYER_NO_SKIPS"}
@@ -84,11 +85,13 @@ def link(valkey: Endpoint) -> Iterator[Link]:
 
 @pytest.fixture
 def namespace(valkey: Endpoint) -> Iterator[str]:
-    """A name that no other test has; its keys are removed afterwards."""
+    """A name that no other test has. Afterwards every key of it is one that hangs on something; then they are removed."""
     name = f"t{uuid.uuid4().hex[:12]}"
     yield name
     with Link(valkey) as link:
+        found = leaks(link, f"gpulayer:{{{name}}}:")
         _remove_keys(link, f"gpulayer:{{{name}}}:*")
+    assert not found, f"keys left behind: {found}"
 
 
 @pytest.fixture

@@ -65,7 +65,8 @@ function H.worker(P, o)
 end
 
 local function described(P, id, token)
-  local v = redis.call('HMGET', H.job(P, id), 'token', 'lots', 'attempt', 'losses', 'options', 'spec', 'sig', 'owner', 'queued_ms', 'state', 'cancel')
+  local v = redis.call('HMGET', H.job(P, id), 'token', 'lots', 'attempt', 'losses', 'options', 'spec', 'sig', 'owner', 'queued_ms',
+                       'state', 'cancel')
   if v[1] ~= token then return nil end
   return {id, token, v[2] or '', v[3], v[4] or '0', v[5] or '', v[6], v[7], v[8], v[9] or '', v[10], v[11] or ''}
 end

@@ -39,7 +39,7 @@ end
 local INLINE = 16384
 
 -- tells everybody who waits for this job, each on a stream of their own
-function H.tell(P, j, state, now)
+function H.tell(P, j, state)
   local key = P .. 'watchers:' .. j.id
   local who = redis.call('SMEMBERS', key)
   if j.client ~= '' then who[#who + 1] = j.client end
@@ -70,7 +70,7 @@ function H.finish(P, j, state, reason, fields, now)
   H.leave_queue(P, j)
   if state == 'failed' then redis.call('ZADD', P .. 'dead:' .. j.queue, now, j.id) end
   H.event(P, j.id, state, now)
-  H.tell(P, j, state, now)
+  H.tell(P, j, state)
 end
 
 function H.leave_queue(P, j)
@@ -119,7 +119,8 @@ function H.lost(P, j, now)
   return H.end_or(P, j, now, function()
     local losses = redis.call('HINCRBY', H.job(P, j.id), 'losses', 1)
     if losses >= H.MAX_LOSSES then
-      H.finish(P, j, 'failed', 'worker_lost', {'error', '{"type":"WorkerLost","message":"' .. losses .. ' workers were lost while they ran this job"}'}, now)
+      local error = '{"type":"WorkerLost","message":"' .. losses .. ' workers were lost while they ran this job"}'
+      H.finish(P, j, 'failed', 'worker_lost', {'error', error}, now)
       return 'failed'
     end
     H.again(P, j, 'retrying', now)

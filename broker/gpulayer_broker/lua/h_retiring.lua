@@ -47,7 +47,9 @@ function H.purge(P, id)
   redis.call('ZREM', P .. 'jobs:final', id)
   if not j or not H.FINAL[j.state] then return end
   for attempt = 1, tonumber(j.attempt) do
-    for rank = 0, tonumber(j.ranks ~= '' and j.ranks or '1') - 1 do redis.call('DEL', P .. 'log:' .. id .. ':' .. attempt .. ':' .. rank) end
+    for rank = 0, tonumber(j.ranks ~= '' and j.ranks or '1') - 1 do
+      redis.call('DEL', P .. 'log:' .. id .. ':' .. attempt .. ':' .. rank)
+    end
   end
   if j.idem ~= '' then redis.call('DEL', P .. 'idem:' .. j.idem) end
   redis.call('ZREM', P .. 'jobs:' .. j.state, id)

@@ -7,7 +7,8 @@ register('release', {'allow-oom'}, function(K, A)
   local P, now = K[1], H.now()
   local j = H.load(P, A[1])
   if not H.holds(j, A[2]) then return {j and A[2] ~= '' and j.ended_token == A[2] and 'already' or 'stale'} end
-  local worker, state = j.worker, 'queued'
+  local worker = j.worker
+  local state
   if A[3] == 'unfit' then
     local class = redis.call('HGET', P .. 'worker:' .. worker, 'class')
     if class then
