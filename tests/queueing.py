@@ -12,7 +12,17 @@ from typing import Any, TypeVar
 from gpulayer_broker import functions as fn
 from gpulayer_broker import library
 from gpulayer_broker.connection import Link
-from gpulayer_broker.functions import Call, Claimed, Committed, DeviceLot, Ending, Grant, Offer, Running, Submission
+from gpulayer_broker.functions import (
+    Call,
+    Claimed,
+    Committed,
+    DeviceLot,
+    Ending,
+    Grant,
+    Offer,
+    Running,
+    Submission,
+)
 from gpulayer_broker.job import new_job_id
 
 T = TypeVar("T")
@@ -20,7 +30,9 @@ LEASE_MS, GRACE_MS, HEARTBEAT_MS = 60_000, 10_000, 10_000
 NO_RETENTION = 30 * 86_400_000
 
 
-def signature(cpus: int = 1, gpus: int = 0, vram: int = 0, memory: int = 0, letter: str = "", tag: str = "0") -> str:
+def signature(
+    cpus: int = 1, gpus: int = 0, vram: int = 0, memory: int = 0, letter: str = "", tag: str = "0"
+) -> str:
     """A signature's name with these amounts; `tag` tells signatures of equal amounts apart."""
     return f"{letter or ('g' if gpus else 'c')}{gpus}.{vram}.{cpus}.{memory}.0.{tag}"
 

@@ -1,7 +1,7 @@
 """A typed stub per Lua function: it builds the call's arguments and reads its reply, and does no I/O.
 
-A `Call` is sent by whoever has a connection: `queue.py`, or an event loop. Times are milliseconds of the server's clock,
-amounts are MiB.
+A `Call` is sent by whoever has a connection: `queue.py`, or an event loop. Times are milliseconds of the
+server's clock, amounts are MiB.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def introduce(
     signature: str, requirements: bytes, version: str, fits: Mapping[str, tuple[int, ...]]
 ) -> Call[Matched]:
     """`fits`: class → groups of devices that may serve it (empty for a CPU job)."""
-    args = (signature, requirements, version, len(fits), *_pairs(fits))
+    args: tuple[Arg, ...] = (signature, requirements, version, len(fits), *_pairs(fits))
     return Call("introduce", args, _matched)
 
 

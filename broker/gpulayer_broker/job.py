@@ -66,7 +66,12 @@ TRANSITIONS = (
             ("retried", QUEUED, "commit", "attempt's holder"),
             ("given back", QUEUED, "release, renew", "attempt's holder"),
             ("lost", QUEUED, "tick, register, release", "reaper, worker's next incarnation"),
-            ("lost for the third time", FAILED, "tick, register, release", "reaper, worker's next incarnation"),
+            (
+                "lost for the third time",
+                FAILED,
+                "tick, register, release",
+                "reaper, worker's next incarnation",
+            ),
         )
     ),
 )

@@ -1,10 +1,11 @@
 """Every Redis key of GPUlayer: its name, its type, how long it lives and what it hangs on.
 
-All keys of a namespace start with its root, `gpulayer:{<namespace>}:`. The braces are the cluster's hash tag: one namespace
-is one slot. `TABLE` is the data model of the queue; the tests fail on a key that it does not name.
+All keys of a namespace start with its root, `gpulayer:{<namespace>}:`. The braces are the cluster's hash tag:
+one namespace is one slot. `TABLE` is the data model of the queue; the tests fail on a key that it does not name.
 
-lifetime: `permanent` one key a namespace · `bounded` as large as the live tables it indexes · `job`, `worker`, `class`,
-`signature`, `node`, `device` leaves with its owner · `ttl` always carries an expiry · `waiting` exists only while something waits.
+lifetime: `permanent` one key a namespace · `bounded` as large as the live tables it indexes · `job`, `worker`,
+`class`, `signature`, `node`, `device` leaves with its owner · `ttl` always carries an expiry · `waiting` exists
+only while something waits.
 """
 
 from __future__ import annotations
@@ -35,9 +36,16 @@ class KeyKind:
 TABLE = (
     KeyKind("config", "hash", "permanent", "settings of the namespace: placement, max_queued"),
     KeyKind("seq", "string", "permanent", "counter: the age of everything"),
-    KeyKind("clock", "hash", "permanent", "last tick, floor of leases after an outage, how far results were dropped"),
+    KeyKind(
+        "clock",
+        "hash",
+        "permanent",
+        "last tick, floor of leases after an outage, how far results were dropped",
+    ),
     KeyKind("job:<id>", "hash", "job", "the record: spec, signature, state, token, times, result"),
-    KeyKind("queue:<sig>:<owner>:<prio>", "stream", "waiting", "jobs that can run now or are held; id = `<age>-0`"),
+    KeyKind(
+        "queue:<sig>:<owner>:<prio>", "stream", "waiting", "jobs that can run now or are held; id = `<age>-0`"
+    ),
     KeyKind("heads:<prio>:<owner>", "zset", "waiting", "signature → age of its oldest waiting entry"),
     KeyKind("waiting:<prio>", "set", "waiting", "owners with a head"),
     KeyKind("signatures", "hash", "bounded", "signature → canonical requirements"),
@@ -47,7 +55,12 @@ TABLE = (
     KeyKind("classcaps", "hash", "bounded", "class → canonical capabilities"),
     KeyKind("classes_version", "string", "permanent", "counts introductions of classes"),
     KeyKind("classseen", "zset", "bounded", "class → last sign of a worker of it"),
-    KeyKind("fits:<class>", "hash", "class", "signature → groups of devices that may serve it ('-' for none needed)"),
+    KeyKind(
+        "fits:<class>",
+        "hash",
+        "class",
+        "signature → groups of devices that may serve it ('-' for none needed)",
+    ),
     KeyKind("classes:<sig>", "set", "signature", "classes that satisfy it"),
     KeyKind("worker:<worker>", "hash", "worker", "node, incarnation, class, capacity, state, last claim"),
     KeyKind("workers", "zset", "bounded", "worker → last sign of life"),

@@ -1,14 +1,15 @@
 """The Lua library: put together from `lua/*.lua` and loaded into the server where it is missing.
 
-Its name and every function's carry the protocol's version, so that two releases can share one server. Loading never replaces
-a library that is there.
+Its name and every function's carry the protocol's version, so that two releases can share one server. Loading
+never replaces a library that is there.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from typing import Protocol
+
+from gpulayer_broker.connection import Link
 
 PROTOCOL = 1
 NAME = f"gpulayer{PROTOCOL}"
@@ -19,12 +20,6 @@ local function register(name, flags, callback)
   redis.register_function{{function_name = '{name}_' .. name, callback = callback, flags = flags}}
 end
 """
-
-
-class Caller(Protocol):
-    """What loading needs of a connection."""
-
-    def call(self, *args: object) -> object: ...
 
 
 def sources() -> dict[str, str]:
@@ -51,11 +46,11 @@ def function(name: str) -> bytes:
     return f"{NAME}_{name}".encode()
 
 
-def is_loaded(link: Caller) -> bool:
+def is_loaded(link: Link) -> bool:
     return bool(link.call("FUNCTION", "LIST", "LIBRARYNAME", NAME))
 
 
-def load(link: Caller) -> None:
+def load(link: Link) -> None:
     """Loads the library where it is missing; another loader who was first is as good."""
     if is_loaded(link):
         return

@@ -1,8 +1,8 @@
 """The queue over one connection: every function in one line, and the plain reads beside them.
 
 Each function is idempotent by its token, nonce or id, so a lost reply is answered by sending the call again until
-`deadline_s`. What is new to the queue (a signature, a class) is judged here in Python, because versions and labels cannot
-be judged in Lua.
+`deadline_s`. What is new to the queue (a signature, a class) is judged here in Python, because versions and
+labels cannot be judged in Lua.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Queue:
             if answer.outcome != "introduce":
                 return accepted(answer, job)
             self.introduce(needs)
-        raise TooManyRequirements("the namespace's requirements change faster than they can be judged; try again")
+        raise TooManyRequirements(
+            "the namespace's requirements change faster than they can be judged; try again"
+        )
 
     def submit_many(self, jobs: Sequence[Submission], needs: Requirements) -> list[str]:
         """The ids, in order, of jobs that share their requirements; sent together."""
@@ -89,7 +91,9 @@ class Queue:
                 return [ids[job.id] for job in jobs]
             self.introduce(needs)
             pending = again
-        raise TooManyRequirements("the namespace's requirements change faster than they can be judged; try again")
+        raise TooManyRequirements(
+            "the namespace's requirements change faster than they can be judged; try again"
+        )
 
     def introduce(self, needs: Requirements) -> None:
         """Makes a signature known, judged against every class of workers that the queue knows."""
@@ -118,11 +122,17 @@ class Queue:
             if answer.outcome == "ok":
                 return
             version, signatures = self.table("signatures")
-            judged = ((sig, _eligible_text(record, worker.capabilities)) for sig, record in signatures.items())
+            judged = (
+                (sig, _eligible_text(record, worker.capabilities)) for sig, record in signatures.items()
+            )
             fits = {sig: groups for sig, groups in judged if groups is not None}
-        raise TooManyRequirements("requirements come and go faster than this worker can judge them; try again")
+        raise TooManyRequirements(
+            "requirements come and go faster than this worker can judge them; try again"
+        )
 
-    def commit(self, ending: Ending, next_claim: Offer | None, outbox_needs: Iterable[Requirements]) -> Committed:
+    def commit(
+        self, ending: Ending, next_claim: Offer | None, outbox_needs: Iterable[Requirements]
+    ) -> Committed:
         """Ends an attempt; what its outbox asks for is made known first where it is new."""
         needs = {r.signature: r for r in outbox_needs}
         for _ in range(_ROUNDS):
@@ -130,7 +140,9 @@ class Queue:
             if answer.verdict != "introduce":
                 return answer
             self.introduce(needs[answer.signature])
-        raise TooManyRequirements("the namespace's requirements change faster than they can be judged; try again")
+        raise TooManyRequirements(
+            "the namespace's requirements change faster than they can be judged; try again"
+        )
 
     def table(self, side: str) -> tuple[str, dict[str, bytes]]:
         """The whole table of the other side ('signatures' or 'classes') at one version."""
@@ -150,7 +162,9 @@ class Queue:
         """The job's record without its result; JobNotFound where there is none."""
         found = self.records([job_id])[0]
         if found is None:
-            raise JobNotFound(f"no job {job_id!r} in namespace {self.namespace!r}: gpulayer jobs lists them", value=job_id)
+            raise JobNotFound(
+                f"no job {job_id!r} in namespace {self.namespace!r}: gpulayer jobs lists them", value=job_id
+            )
         return found
 
     def records(self, job_ids: Sequence[str]) -> list[JobRecord | None]:

@@ -20,7 +20,7 @@ def hand(link: Link, root: str) -> Hand:
 
 
 def fits(*signatures: str) -> dict[str, tuple[int, ...]]:
-    return {sig: () for sig in signatures}
+    return dict.fromkeys(signatures, ())
 
 
 def test_a_submitted_job_is_queued_and_counted(hand: Hand) -> None:
@@ -132,7 +132,12 @@ def test_an_outbox_with_an_unknown_signature_changes_nothing(hand: Hand) -> None
     (grant,) = hand.claim(worker)
     new = signature(tag="later")
 
-    assert hand.run(fn.commit(Ending(job, grant.token, "succeeded", outbox=[Submission("j_n", new, b"")]))).verdict == "introduce"
+    assert (
+        hand.run(
+            fn.commit(Ending(job, grant.token, "succeeded", outbox=[Submission("j_n", new, b"")]))
+        ).verdict
+        == "introduce"
+    )
     assert (hand.state(job), hand.state("j_n")) == ("running", "")
 
 
@@ -334,7 +339,10 @@ def test_an_idempotency_key_answers_with_its_job_and_refuses_another_request(han
     first = hand.submit(CPU, idempotency_key="k", digest="d1")
 
     assert hand.submit(CPU, idempotency_key="k", digest="d1") == first
-    assert hand.run(fn.submit(Submission("j_x", CPU, b"", idempotency_key="k", digest="d2"))).outcome == "conflict"
+    assert (
+        hand.run(fn.submit(Submission("j_x", CPU, b"", idempotency_key="k", digest="d2"))).outcome
+        == "conflict"
+    )
 
 
 def test_the_third_loss_ends_a_job_and_an_announced_return_does_not_count(hand: Hand) -> None:
