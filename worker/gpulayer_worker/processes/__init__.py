@@ -1,1 +1,1 @@
-"""Processes of jobs: how they start, and how their whole tree ends."""
+"""Job processes as the worker sees them: started, watched, ended, by fork servers on Linux and directly elsewhere."""

@@ -1,0 +1,375 @@
+"""The worker's side of one fork server: starts it, sends requests, reads its events in one thread of its own.
+
+Guarantees: every handle is resolved exactly once, when nothing of the job is left, also when the fork server
+is killed (`lost`). `start` and everything on a handle may be called from any thread and never wait for the
+fork server. While it preloads, jobs are held here; a preload that kills it, or starts threads that make
+forking unsafe, is given up and the jobs begin without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpulayer_worker.runner import wire
+
+from . import ending
+from .job import Ending, Exit, FunctionCall, JobHandle, JobProcess, Usage
+from .outbox import Outbox
+from .pipes import Pipe, ProgressPipe, ReportPipe
+
+MAIN = Path(__file__).resolve().parent.parent / "runner" / "main.py"
+CLOSE_PATIENCE_S = 30.0
+
+
+class ForkServerGone(Exception):
+    """This fork server has ended; another one has to be started."""
+
+
+class _Running:
+    """A job in the fork server's hands, with the pipes that it speaks on."""
+
+    def __init__(self, handle: JobHandle) -> None:
+        self.handle = handle
+        self.lease_until_s = handle.job.lease_until_s
+        self.report = ReportPipe()
+        callback = handle.job.on_progress
+        self.progress = ProgressPipe(callback) if callback is not None else None
+        self.exit: Exit | None = None
+        self.expired = False
+
+    def pipes(self) -> list[Pipe]:
+        return [self.report] if self.progress is None else [self.report, self.progress]
+
+    def message(self) -> dict[str, Any]:
+        job = self.handle.job
+        names = ["stdout", "stderr", "report"] + (["progress"] if self.progress is not None else [])
+        function = isinstance(job.work, FunctionCall)
+        work = (
+            {"call": job.work.as_message()}
+            if isinstance(job.work, FunctionCall)
+            else {"argv": list(job.work)}
+        )
+        return work | {
+            "request": "start",
+            "id": job.id,
+            "kind": "function" if function else "command",
+            "cwd": str(job.cwd),
+            "env": dict(job.env),
+            "umask": job.umask,
+            "lease_until_s": self.lease_until_s,
+            "pipes": names,
+            "descriptors": len(names),
+        }
+
+    def finish(self, end: Ending) -> None:
+        for pipe in self.pipes():
+            pipe.read()
+            pipe.close()
+        self.handle.resolve(
+            Ending(end.exit, self.report.report(), end.strays, self.expired, end.lost, end.refused)
+        )
+
+
+class ForkServer:
+    """One fork server process and the jobs in it."""
+
+    def __init__(
+        self,
+        python: str,
+        env: Mapping[str, str],
+        preload: frozenset[str] = frozenset(),
+        fallback_path: tuple[str, ...] = (),
+        after_loss: Callable[[], object] | None = None,
+    ) -> None:
+        self._python = python
+        self._env = dict(env)
+        self._preload = preload
+        self._fallback = fallback_path
+        self._after_loss = after_loss
+        self._lock = threading.RLock()
+        self._running: dict[str, _Running] = {}
+        self._held: list[tuple[_Running, list[int]]] = []
+        self._stats: list[Callable[[dict[str, Any]], None]] = []
+        self._closing = False
+        self._gone = False
+        self._launch()
+
+    # --- for any thread ---
+
+    @property
+    def pid(self) -> int:
+        """The process id of the fork server."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether jobs can be started here."""
+        return not (self._gone or self._closing)
+
+    @property
+    def busy(self) -> int:
+        """How many jobs are not gone yet."""
+        return len(self._running)
+
+    def start(self, job: JobProcess) -> JobHandle:
+        """Hands a job over; ForkServerGone when this server has ended."""
+        with self._lock:
+            if not self.alive:
+                raise ForkServerGone(f"the fork server of {self._python} has ended")
+            if job.id in self._running:
+                raise ValueError(f"{job.id} runs here already")
+            running = _Running(JobHandle(job, self))
+            self._running[job.id] = running
+            descriptors = [job.stdout, job.stderr, *(pipe.writer for pipe in running.pipes())]
+            if self._ready:
+                self._outbox.send(running.message(), descriptors)
+            else:
+                self._held.append((running, self._outbox.keep(descriptors)))
+            for pipe in running.pipes():
+                pipe.close_writer()
+            return running.handle
+
+    def end(self, handle: JobHandle, grace_s: float) -> None:
+        """TERM to a job's tree, KILL after the grace."""
+        if not self._drop_held(handle):
+            self._request(handle, {"request": "end", "grace_s": grace_s})
+
+    def kill(self, handle: JobHandle) -> None:
+        """KILL to a job's tree."""
+        if not self._drop_held(handle):
+            self._request(handle, {"request": "kill"})
+
+    def extend_lease(self, handle: JobHandle, until_s: float) -> None:
+        """Moves a job's deadline."""
+        with self._lock:
+            running = self._running.get(handle.id)
+            if running is not None and running.handle is handle:
+                running.lease_until_s = until_s
+                self._outbox.send({"request": "lease", "until_s": {handle.id: until_s}})
+
+    def stats(self, timeout_s: float = 5.0) -> dict[str, Any]:
+        """What the fork server says of itself: its pid, its jobs, its children."""
+        arrived = threading.Event()
+        answer: dict[str, Any] = {}
+
+        def take(event: dict[str, Any]) -> None:
+            answer.update(event)
+            arrived.set()
+
+        with self._lock:
+            self._stats.append(take)
+            self._outbox.send({"request": "stats"})
+        if not arrived.wait(timeout_s):
+            raise TimeoutError("the fork server does not answer")
+        return answer
+
+    def close(self) -> None:
+        """Ends every job here and the server; returns when all are gone."""
+        with self._lock:
+            self._closing = True
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        self._thread.join(CLOSE_PATIENCE_S)
+
+    # --- starting ---
+
+    def _launch(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [self._python, "-u", "-s", str(MAIN), "serve", str(theirs.fileno()), *self._fallback]
+        with theirs:
+            # A process group of its own keeps Ctrl-C away; the worker's session is what tells it from the
+            # jobs.
+            self._process = subprocess.Popen(
+                command,
+                env=self._env,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+            )
+        self._link = ours
+        self._decoder = wire.Decoder()
+        self._selector = selectors.DefaultSelector()
+        self._outbox = Outbox(ours, self._selector)
+        self._selector.register(ours, selectors.EVENT_READ, self._read_link)
+        self._ready = not self._preload
+        if self._preload:
+            self._outbox.send({"request": "preload", "modules": sorted(self._preload)})
+        self._thread = threading.Thread(target=self._listen, name=f"fork-server-{self.pid}", daemon=True)
+        self._thread.start()
+
+    def _request(self, handle: JobHandle, message: dict[str, Any]) -> None:
+        with self._lock:
+            running = self._running.get(handle.id)
+            if running is not None and running.handle is handle:
+                self._outbox.send(message | {"id": handle.id})
+
+    def _drop_held(self, handle: JobHandle) -> bool:
+        with self._lock:
+            held = next((item for item in self._held if item[0].handle is handle), None)
+            if held is None:
+                return False
+            self._held.remove(held)
+            self._outbox.forget(held[1])
+        self._finish(handle.id, Ending(None, refused="ended before it began"))
+        return True
+
+    # --- the reading thread ---
+
+    def _listen(self) -> None:
+        selector = self._selector
+        while not self._gone and selector is self._selector:
+            for key, mask in selector.select():
+                key.data(mask)
+
+    def _read_link(self, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            self._outbox.flush()
+        if not mask & selectors.EVENT_READ:
+            return
+        received = wire.receive(self._link)
+        if received is None:
+            return
+        if not received[0]:
+            self._server_ended()
+            return
+        for event, _ in self._decoder.feed(*received):
+            getattr(self, "_event_" + event["event"])(event)
+
+    def _event_started(self, event: dict[str, Any]) -> None:
+        running = self._running[event["id"]]
+        for pipe in running.pipes():
+            self._selector.register(pipe.reader, selectors.EVENT_READ, self._pipe_reader(pipe))
+        running.handle.started.set_result(event["pid"])
+
+    def _pipe_reader(self, pipe: Pipe) -> Callable[[int], None]:
+        def read(_: int) -> None:
+            # Closed by an event that came in the same round.
+            if pipe.reader >= 0 and not pipe.read():
+                self._selector.unregister(pipe.reader)
+
+        return read
+
+    def _event_exited(self, event: dict[str, Any]) -> None:
+        running = self._running[event["id"]]
+        used = event["usage"]
+        usage = Usage(used["ru_utime"], used["ru_stime"], used["ru_maxrss"] * 1024)
+        running.exit = Exit(event["code"], event["signal"], usage)
+        running.handle.exited.set_result(running.exit)
+
+    def _event_expired(self, event: dict[str, Any]) -> None:
+        self._running[event["id"]].expired = True
+
+    def _event_gone(self, event: dict[str, Any]) -> None:
+        strays = tuple(f"{stray['pid']} {stray['command']}".strip() for stray in event["strays"])
+        self._finish(event["id"], Ending(self._running[event["id"]].exit, strays=strays))
+
+    def _event_refused(self, event: dict[str, Any]) -> None:
+        self._finish(event["id"], Ending(None, refused=event["error"]))
+
+    def _event_stats(self, event: dict[str, Any]) -> None:
+        self._stats.pop(0)(event)
+
+    def _event_preloaded(self, event: dict[str, Any]) -> None:
+        if event["threads"]:
+            # The imports have started threads: forking beside them is not safe. Begin again without the
+            # imports.
+            self._link.shutdown(socket.SHUT_RDWR)
+            return
+        with self._lock:
+            self._ready = True
+            self._send_held()
+
+    def _send_held(self) -> None:
+        for running, descriptors in self._held:
+            self._outbox.send(running.message(), descriptors)
+            self._outbox.forget(descriptors)
+        self._held.clear()
+
+    def _finish(self, identifier: str, end: Ending) -> None:
+        with self._lock:
+            running = self._running.pop(identifier)
+        for pipe in running.pipes():
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(pipe.reader)
+        running.finish(end)
+
+    # --- the server's end ---
+
+    def _server_ended(self) -> None:
+        self._process.wait()
+        with self._lock:
+            self._outbox.close()
+            self._link.close()
+            self._selector.unregister(self._link)
+            if not self._ready and not self._closing:
+                self._begin_without_preload()
+                return
+            self._gone = True
+        self._clear_up()
+
+    def _begin_without_preload(self) -> None:
+        self._preload = frozenset()
+        self._selector.close()
+        self._launch()
+        self._send_held()
+
+    def _clear_up(self) -> None:
+        """Nothing of a lost job may be left when its handle says so."""
+        for _, descriptors in self._held:
+            self._outbox.forget(descriptors)
+        self._held.clear()
+        lost = dict(self._running)
+        if lost:
+            started = [item.handle.started for item in lost.values()]
+            sessions = {future.result() for future in started if future.done() and not future.exception()}
+            ending.end_jobs(sessions, set(lost))
+        if self._after_loss is not None:
+            self._after_loss()
+        for identifier, running in lost.items():
+            self._finish(identifier, Ending(running.exit, lost=True))
+        self._selector.close()
+
+
+def environment_for(env: Mapping[str, str], preload: frozenset[str]) -> dict[str, str]:
+    """The part of a job's environment that its fork server must have been started with.
+
+    With imports that is all of it but what differs between any two jobs: libraries read their settings when
+    they are imported. Without, only what the interpreter itself and the loader read at their start.
+    """
+    if preload:
+        return {name: value for name, value in env.items() if not _is_the_jobs_own(name)}
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(READ_AT_EXEC) and not _is_the_jobs_own(name)
+    }
+
+
+READ_AT_EXEC = ("LD_", "DYLD_", "MALLOC_", "GLIBC_TUNABLES", "PYTHON", "LANG", "LC_")
+# What the job's child sets for itself after the fork. PYTHONPATH among them: the fork server never imports
+# the user's own code.
+SET_AFTER_FORK = (
+    "GPULAYER_",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "HOME",
+    "PYTHONPATH",
+    "PWD",
+    "OLDPWD",
+)
+
+
+def _is_the_jobs_own(name: str) -> bool:
+    return name in SET_AFTER_FORK or name.startswith("GPULAYER_")
+
+
+__all__ = ["MAIN", "ForkServer", "ForkServerGone", "environment_for"]

@@ -1,0 +1,166 @@
+"""One job's processes: what is to be started, the handle on what was, and how it ended.
+
+A handle is safe to use from any thread. Its futures are resolved by the thread that watches over the process:
+what is hung on them by `add_done_callback` must be quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+DEFAULT_UMASK = 0o022
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A pickled function, its pickled (args, kwargs), and the Python that pickled both."""
+
+    function: Path
+    arguments: Path
+    python: tuple[int, int, int]
+    payload: Path
+    name: str = "function"
+    protocol: int = 5
+    result_limit_bytes: int | None = None
+    fallback_path: tuple[str, ...] = ()
+
+    def as_message(self) -> dict[str, Any]:
+        """The form in which the runner takes it."""
+        return {
+            "function": str(self.function),
+            "arguments": str(self.arguments),
+            "python": list(self.python),
+            "payload": str(self.payload),
+            "name": self.name,
+            "protocol": self.protocol,
+            "result_limit_bytes": self.result_limit_bytes,
+            "fallback_path": list(self.fallback_path),
+        }
+
+
+@dataclass(frozen=True)
+class JobProcess:
+    """What to start. `work` is an argument vector or a function; `env` is the whole environment.
+
+    `stdout` and `stderr` are descriptors of the caller, who may close them as soon as `start` has returned.
+    `python` and `preload` matter to functions only. The lease is a moment of `lease_clock_s`.
+    """
+
+    id: str
+    work: tuple[str, ...] | FunctionCall
+    cwd: Path
+    env: Mapping[str, str]
+    stdout: int
+    stderr: int
+    python: str = ""
+    preload: frozenset[str] = frozenset()
+    umask: int = DEFAULT_UMASK
+    lease_until_s: float | None = None
+    on_progress: Callable[[dict[str, Any]], None] | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a job's main process, and the children it waited for, have used."""
+
+    user_s: float = 0.0
+    system_s: float = 0.0
+    max_rss_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the job said of its end: the header, and the payload or the file that holds it."""
+
+    header: Mapping[str, Any]
+    payload: bytes = b""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the function returned."""
+        return bool(self.header.get("ok"))
+
+    def read_payload(self) -> bytes:
+        """The payload, from wherever it is."""
+        file = self.header.get("file")
+        return Path(file).read_bytes() if file else self.payload
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How the main process ended."""
+
+    code: int | None
+    signal: int | None
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job ended, told when nothing of its tree is left.
+
+    `lost`: what watched over the job died, so `exit` is unknown; a report that came before is kept.
+    `refused`: the job never began, and why. `expired`: it was killed because its lease passed. `strays`: what
+    outlived the main process and was killed.
+    """
+
+    exit: Exit | None
+    report: Report | None = None
+    strays: tuple[str, ...] = ()
+    expired: bool = False
+    lost: bool = False
+    refused: str | None = None
+
+
+class Keeper(Protocol):
+    """What a handle asks to act on its job."""
+
+    def end(self, handle: JobHandle, grace_s: float) -> None: ...
+
+    def kill(self, handle: JobHandle) -> None: ...
+
+    def extend_lease(self, handle: JobHandle, until_s: float) -> None: ...
+
+
+class JobHandle:
+    """A job that was handed over: three futures (`started`: its pid, `exited`, `gone`) and what can be done to it."""
+
+    def __init__(self, job: JobProcess, keeper: Keeper) -> None:
+        self.job = job
+        self.started: Future[int] = Future()
+        self.exited: Future[Exit | None] = Future()
+        self.gone: Future[Ending] = Future()
+        self._keeper = keeper
+
+    @property
+    def id(self) -> str:
+        """The id under which the job was started."""
+        return self.job.id
+
+    def wait(self, timeout_s: float | None = None) -> Ending:
+        """How the job ended, once nothing of it is left; TimeoutError."""
+        return self.gone.result(timeout_s)
+
+    def end(self, grace_s: float) -> None:
+        """TERM to the whole tree now, KILL to what is left after the grace."""
+        self._keeper.end(self, grace_s)
+
+    def kill(self) -> None:
+        """KILL to the whole tree."""
+        self._keeper.kill(self)
+
+    def extend_lease(self, until_s: float) -> None:
+        """Moves the moment at which the job is killed unless the lease is renewed."""
+        self._keeper.extend_lease(self, until_s)
+
+    def resolve(self, ending: Ending) -> None:
+        """Called by the keeper, once: tells all who wait."""
+        for future, value in ((self.exited, ending.exit), (self.gone, ending)):
+            if not future.done():
+                future.set_result(value)  # type: ignore[arg-type]
+        if not self.started.done():
+            self.started.set_exception(RuntimeError(ending.refused or "the job was lost before it began"))

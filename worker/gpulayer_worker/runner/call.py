@@ -1,0 +1,188 @@
+"""Calls a pickled function and reports its result or its error.
+
+`call` serves a forked child, `call_and_exit` a process of its own. The function and its arguments are two
+files, because all items of a map share the first. Whatever happens, there is one report, unless the process
+is killed or leaves by os._exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import json
+import os
+import pickle
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+from . import report
+
+# Stands in a command line for the number of the report pipe.
+REPORT_HERE = "{report}"
+INTERRUPTED = 130
+# Names that only a pickle by value holds: code does not survive a change of Python's minor version.
+BY_VALUE = (b"_make_function", b"_make_skeleton_class", b"CodeType")
+
+
+class CannotLoad(Exception):
+    """The function or its arguments cannot be unpickled here."""
+
+
+def call(spec: dict[str, Any], descriptor: int | None) -> int:
+    """Runs the function of `spec` in this process; the exit code."""
+    _prepare(spec)
+    header, payload, code = _outcome(spec)
+    if descriptor is not None:
+        with contextlib.suppress(BrokenPipeError):
+            report.send(descriptor, header, payload)
+        os.close(descriptor)
+    _finish()
+    return code
+
+
+def call_and_exit(path: str, descriptor: int) -> NoReturn:
+    """Runs the function whose spec is the JSON file at `path`; ends this process."""
+    os.set_inheritable(descriptor, False)
+    with open(path, encoding="utf-8") as file:
+        spec = json.load(file)
+    os._exit(call(spec, descriptor))
+
+
+# --- before ---
+
+
+def _prepare(spec: dict[str, Any]) -> None:
+    """Makes this process look like a Python that has just been started in the job's folder."""
+    # The runner's own __main__ must not be found by a user's pickle, nor be run again by multiprocessing.
+    sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv = [str(spec.get("name", "function"))]
+    extra = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:0] = [os.getcwd(), *(entry for entry in extra if entry not in sys.path)]
+    sys.path.extend(entry for entry in spec.get("fallback_path", []) if entry not in sys.path)
+    # A crash in native code leaves at least the Python stack in the log.
+    faulthandler.enable()
+    _reseed()
+
+
+def _reseed() -> None:
+    """Two children of one fork server must not draw the same numbers. (`random` looks after itself.)"""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
+    if "tempfile" in sys.modules:
+        vars(sys.modules["tempfile"])["tempdir"] = None
+
+
+# --- the call ---
+
+
+def _outcome(spec: dict[str, Any]) -> tuple[dict[str, Any], bytes, int]:
+    try:
+        function, arguments, keywords = _load(spec)
+    except CannotLoad as error:
+        return _error(spec, error, 1)
+    try:
+        value = function(*arguments, **keywords)
+    except SystemExit as error:
+        if error.code is None or error.code == 0:
+            return _result(spec, None)
+        return _error(spec, error, error.code if isinstance(error.code, int) else 1)
+    except KeyboardInterrupt as error:
+        return _error(spec, error, INTERRUPTED)
+    except BaseException as error:  # noqa: BLE001 - every error of a user's function is its report
+        return _error(spec, error, 1)
+    return _result(spec, value)
+
+
+def _load(spec: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    function = _unpickle(spec, "function")
+    arguments, keywords = _unpickle(spec, "arguments")
+    return function, arguments, keywords
+
+
+def _unpickle(spec: dict[str, Any], part: str) -> Any:
+    with open(spec[part], "rb") as file:
+        data = file.read()
+    theirs, ours = ".".join(map(str, spec["python"])), ".".join(map(str, sys.version_info[:3]))
+    where = f"the {part} was pickled by Python {theirs}, this is Python {ours} ({sys.executable})"
+    if list(spec["python"][:2]) != list(sys.version_info[:2]) and any(name in data for name in BY_VALUE):
+        raise CannotLoad(f"{where}: code does not travel between these; ask for python={theirs}")
+    try:
+        return pickle.loads(data)
+    except ModuleNotFoundError as error:
+        message = f"{where}: the module {error.name!r} is missing here"
+        raise CannotLoad(message) from error
+    except BaseException as error:
+        raise CannotLoad(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _dump(spec: dict[str, Any]) -> Callable[[Any, Any], None]:
+    protocol = min(pickle.HIGHEST_PROTOCOL, int(spec.get("protocol", 5)))
+
+    def dump(value: Any, file: Any) -> None:
+        try:
+            import cloudpickle
+        except ImportError:
+            pickle.dump(value, file, protocol)
+        else:
+            cloudpickle.dump(value, file, protocol)
+
+    return dump
+
+
+def _result(spec: dict[str, Any], value: Any) -> tuple[dict[str, Any], bytes, int]:
+    payload = report.Payload(spec["payload"], spec.get("result_limit_bytes"))
+    try:
+        kind = report.write_result(value, payload, _dump(spec))
+        data = payload.close()
+    except MemoryError as error:
+        return _error(spec, error, 1)
+    except report.ResultTooLarge as error:
+        return _refusal("ResultTooLarge", str(error))
+    except BaseException as error:  # noqa: BLE001 - __reduce__ is a user's code
+        reason = "{}: {}".format(type(error).__name__, report.describe(error)["message"])
+        return _refusal(
+            "ResultNotPicklable",
+            f"a result of type {type(value).__qualname__} cannot be pickled: {reason}",
+        )
+    return dict(payload.facts(), ok=True, kind=kind), data, 0
+
+
+def _refusal(kind: str, message: str) -> tuple[dict[str, Any], bytes, int]:
+    return {"ok": False, "type": kind, "module": "gpulayer", "message": message, "traceback": ""}, b"", 1
+
+
+def _error(spec: dict[str, Any], error: BaseException, code: int) -> tuple[dict[str, Any], bytes, int]:
+    header = report.describe(error)
+    header["exit_code"] = code
+    if isinstance(error, CannotLoad):
+        cause = error.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        return dict(header, module="gpulayer", missing_module=missing), b"", code
+    payload = report.Payload(spec["payload"], spec.get("result_limit_bytes"))
+    if report.pickled(error, _dump(spec), payload):
+        data = payload.close()
+        return dict(payload.facts(), kind="pickle", **header), data, code
+    return header, b"", code
+
+
+# --- after ---
+
+
+def _finish() -> None:
+    """What a Python does at its end and os._exit leaves out: join threads, exit handlers, flush."""
+    for name, module in (("_shutdown", threading), ("_run_exitfuncs", atexit)):
+        try:
+            getattr(module, name, bool)()
+        except BaseException:  # noqa: BLE001 - as at the end of any Python: told, and nothing more
+            traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()

@@ -1,0 +1,145 @@
+"""What a forked child does between the fork and the job: a session, pipes, signals, folder, environment of its own.
+
+It ends in an exec (commands) or in the function's call, and never returns into the fork server. What goes
+wrong on the way is the job's own failure: exit code 126 or 127, one line on its stderr, and the same in its
+report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from . import call, proctree, report
+from .jobs import MARK
+
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
+# High enough that no shell script's own `exec 3>` meets it.
+PROGRESS_DESCRIPTOR_FROM = 200
+JOBS_OOM_SCORE = 500
+
+
+def become_job(message: dict[str, Any], pipes: dict[str, int], server: int, private: Sequence[int]) -> None:
+    """Turns this forked child into the job; never returns."""
+    code = NOT_EXECUTABLE
+    try:
+        os.setsid()
+        _die_with(server)
+        _reset_signals(is_command=message["kind"] != "function")
+        for descriptor in private:
+            os.close(descriptor)
+        environment = _connect(message, pipes)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        code = _run(message, pipes, environment)
+    except BaseException as error:  # noqa: BLE001 - nothing may unwind into the fork server's loop
+        _explain(pipes, type(error).__name__, f"cannot start: {error}")
+    finally:
+        os._exit(code)
+
+
+def _run(message: dict[str, Any], pipes: dict[str, int], environment: dict[str, str]) -> int:
+    os.umask(int(message.get("umask", 0o022)))
+    try:
+        os.chdir(message["cwd"])
+    except OSError as error:
+        return _explain(
+            pipes, "CannotStart", "cannot enter the folder {}: {}".format(message["cwd"], error.strerror)
+        )
+    if message["kind"] == "function":
+        _wear(environment)
+        return call.call(message["call"], pipes.get("report"))
+    return _execute(message["argv"], environment, pipes)
+
+
+def _die_with(server: int) -> None:
+    """A kill -9 of the fork server takes this process along."""
+    proctree.prctl(proctree.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(NOT_EXECUTABLE)
+    # The kernel, out of memory, is to pick the job and not what watches over it.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(JOBS_OOM_SCORE))
+
+
+def _reset_signals(is_command: bool) -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL if is_command else signal.default_int_handler)
+    if is_command:
+        # Python ignores these two from its start; a command expects the kernel's defaults.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+
+
+def _connect(message: dict[str, Any], pipes: dict[str, int]) -> dict[str, str]:
+    """Puts the pipes where the job expects them; the job's environment."""
+    environment: dict[str, str] = dict(message["env"])
+    environment[MARK] = message["id"]
+    for name, target in (("stdout", 1), ("stderr", 2)):
+        os.dup2(pipes[name], target)
+        os.close(pipes.pop(name))
+    if "progress" in pipes:
+        # Open in what the job executes too: `gpulayer.progress` works in a command.
+        progress = fcntl.fcntl(pipes["progress"], fcntl.F_DUPFD, PROGRESS_DESCRIPTOR_FROM)
+        os.close(pipes.pop("progress"))
+        environment["GPULAYER_PROGRESS_FD"] = str(progress)
+    return environment
+
+
+def _wear(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+
+
+def _execute(argv: list[str], environment: dict[str, str], pipes: dict[str, int]) -> int:
+    """Replaces this process by the command; returns only when that fails."""
+    if pipes.get("report") is not None and argv[-1:] == [call.REPORT_HERE]:
+        os.set_inheritable(pipes["report"], True)
+        argv = [*argv[:-1], str(pipes["report"])]
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except (OSError, ValueError) as error:
+        kind, text, code = _why_not(argv[0], error)
+        _explain(pipes, kind, text)
+        return code
+
+
+def _why_not(program: str, error: Exception) -> tuple[str, str, int]:
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.ENOENT and os.path.isfile(program):
+        return (
+            "CommandNotExecutable",
+            f"{program}: the interpreter of its first line (#!) is missing",
+            NOT_EXECUTABLE,
+        )
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return "CommandNotFound", f"{program}: command not found", NOT_FOUND
+    if number == errno.ENOEXEC:
+        return (
+            "CommandNotExecutable",
+            f"{program}: not a program (a script needs a first line with #!)",
+            NOT_EXECUTABLE,
+        )
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return "CommandNotExecutable", f"{program}: cannot be executed: {reason}", NOT_EXECUTABLE
+
+
+def _explain(pipes: dict[str, int], kind: str, text: str) -> int:
+    """One line on the job's stderr and a report; the exit code for it."""
+    with contextlib.suppress(OSError):
+        os.write(2, (f"gpulayer: {text}\n").encode("utf-8", "replace"))
+    if pipes.get("report") is not None:
+        with contextlib.suppress(OSError):
+            report.send(pipes["report"], {"ok": False, "type": kind, "module": "gpulayer", "message": text})
+    sys.stderr.flush()
+    return NOT_EXECUTABLE

@@ -1,0 +1,274 @@
+"""The fork server: starts jobs, watches their process trees, enforces their leases, ends all with its worker.
+
+One thread, one loop. It never runs a user's code: a job begins in a forked child (`child.py`). What it
+promises:
+
+- `exited` is told when a job's main process ended, `gone` only when nothing of the job's tree is left;
+- a job whose lease passes is killed here, whatever the worker is doing (it may be stopped);
+- when the worker is gone, every tree is killed before this process exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import warnings
+from typing import Any
+
+from . import child, preload, proctree, wire
+from .jobs import Job, Jobs
+
+# While a lease is open, time is looked at this often: poll's clock stands still while the machine sleeps, a
+# lease's does not.
+LOOK_AT_LEASES_S = 5.0
+LAST_WAIT_S = 0.05
+# What nearly every function's call imports, so that no child has to.
+BASE_MODULES = ["cloudpickle", "tempfile", "random"]
+USAGE = ("ru_utime", "ru_stime", "ru_maxrss")
+
+
+class Server:
+    """The loop and its requests; one method a request."""
+
+    def __init__(self, link: socket.socket, worker: int) -> None:
+        self._link = link
+        self._worker = worker
+        self._decoder = wire.Decoder()
+        self._outgoing = bytearray()
+        self._jobs = Jobs()
+        self._open = True
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poller = select.poll()
+        self._poller.register(self._wake_reader, select.POLLIN)
+        self._poller.register(link.fileno(), select.POLLIN)
+        self._catch_signals()
+
+    def run(self) -> None:
+        """Serves until the worker is gone, then ends what still runs."""
+        while self._open:
+            for descriptor, _ in self._poller.poll(self._patience_ms()):
+                if descriptor == self._link.fileno():
+                    self._read()
+                else:
+                    self._drain_wakeups()
+            self._reap()
+            self._look_at_clocks()
+            self._flush()
+        self._kill_everything()
+
+    # --- waking up ---
+
+    def _catch_signals(self) -> None:
+        signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _ignore)
+        signal.signal(signal.SIGTERM, self._close)
+        # A second way to learn of the worker's death, for the case that something else holds its end of the
+        # socket. The signal also comes when only the thread that started us ends, therefore the look at the
+        # parent.
+        signal.signal(signal.SIGUSR1, self._close_if_orphaned)
+        proctree.prctl(proctree.PR_SET_PDEATHSIG, signal.SIGUSR1)
+        self._close_if_orphaned()
+
+    def _close(self, *_: object) -> None:
+        self._open = False
+
+    def _close_if_orphaned(self, *_: object) -> None:
+        if os.getppid() != self._worker:
+            self._close()
+
+    def _drain_wakeups(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_reader, 4096):
+                pass
+
+    def _patience_ms(self) -> int | None:
+        due = self._jobs.next_deadline_s()
+        if due is None:
+            return None
+        return int(1000 * max(0.0, min(due - proctree.lease_clock_s(), LOOK_AT_LEASES_S))) + 1
+
+    # --- the link ---
+
+    def _read(self) -> None:
+        received = wire.receive(self._link)
+        if received is None:
+            return
+        data, descriptors = received
+        if not data:
+            self._close()
+            return
+        for message, its_descriptors in self._decoder.feed(data, descriptors):
+            self._serve(message, its_descriptors)
+
+    def _serve(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        try:
+            getattr(self, "_request_" + str(message["request"]))(message, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        self._outgoing += wire.encode(dict(facts, event=event))
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                taken = wire.send(self._link, bytes(self._outgoing[: wire.CHUNK_BYTES]))
+                if not taken:
+                    break
+                del self._outgoing[:taken]
+        except OSError:
+            self._close()
+        wanted = select.POLLIN | select.POLLOUT if self._outgoing else select.POLLIN
+        self._poller.modify(self._link.fileno(), wanted)
+
+    # --- requests ---
+
+    def _request_start(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        lease_until_s = message.get("lease_until_s")
+        if lease_until_s is not None and lease_until_s <= proctree.lease_clock_s():
+            self._tell("refused", id=message["id"], error="its lease was over before it began")
+            return
+        pipes = dict(zip(message["pipes"], descriptors))  # noqa: B905 - strict= came with 3.10
+        try:
+            pid = self._fork(message, pipes)
+        except OSError as error:
+            self._tell("refused", id=message["id"], error=f"cannot fork: {error}")
+            return
+        self._jobs.add(Job(message["id"], pid, lease_until_s, held_files(pipes)))
+        self._tell("started", id=message["id"], pid=pid)
+
+    def _fork(self, message: dict[str, Any], pipes: dict[str, int]) -> int:
+        """A child that becomes the job. Signals wait, so that an early TERM meets the job's own dispositions."""
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            server = os.getpid()
+            pid = fork_quietly()
+            if pid == 0:
+                child.become_job(
+                    message, pipes, server, [self._link.fileno(), self._wake_reader, self._wake_writer]
+                )
+            return pid
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def _request_end(self, message: dict[str, Any], _: list[int]) -> None:
+        job = self._jobs.find(message["id"])
+        if job is not None:
+            job.kill_at_s = proctree.lease_clock_s() + float(message["grace_s"])
+            proctree.send_signal(self._jobs.tree(job), signal.SIGTERM)
+
+    def _request_kill(self, message: dict[str, Any], _: list[int]) -> None:
+        job = self._jobs.find(message["id"])
+        if job is not None:
+            self._jobs.kill(job)
+
+    def _request_lease(self, message: dict[str, Any], _: list[int]) -> None:
+        for identifier, until_s in message["until_s"].items():
+            job = self._jobs.find(identifier)
+            if job is not None:
+                job.lease_until_s = until_s
+
+    def _request_preload(self, message: dict[str, Any], _: list[int]) -> None:
+        imported, failed = preload.load(message["modules"])
+        self._tell("preloaded", imported=imported, failed=failed, threads=preload.foreign_threads())
+
+    def _request_stats(self, _: dict[str, Any], __: list[int]) -> None:
+        self._tell(
+            "stats",
+            pid=os.getpid(),
+            jobs=self._jobs.running(),
+            children=sorted(proctree.children(os.getpid())),
+        )
+
+    # --- ends ---
+
+    def _reap(self) -> None:
+        reaped = False
+        while True:
+            try:
+                pid, code, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            reaped = True
+            job = self._jobs.main_ended(pid)
+            if job is not None:
+                self._tell(
+                    "exited", id=job.id, usage={name: getattr(usage, name) for name in USAGE}, **ending(code)
+                )
+        if reaped:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Ends what outlived its job's main process, and tells of the jobs of which nothing is left."""
+        for job in self._jobs.sweep():
+            self._tell("gone", id=job.id, strays=job.strays)
+
+    def _look_at_clocks(self) -> None:
+        now_s = proctree.lease_clock_s()
+        for job in self._jobs.overdue(now_s):
+            if job.lease_over(now_s):
+                self._tell("expired", id=job.id)
+            self._jobs.kill(job)
+
+    def _kill_everything(self) -> None:
+        while True:
+            orphans = proctree.children(os.getpid())
+            proctree.kill_tree(orphans)
+            try:
+                while os.wait4(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
+            select.select([self._wake_reader], [], [], LAST_WAIT_S)
+            self._drain_wakeups()
+
+
+def _ignore(*_: object) -> None:
+    """A handler that only makes the signal wake the loop."""
+
+
+def fork_quietly() -> int:
+    """os.fork without its warning: the threads it may find are those that a preloaded library keeps to itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def ending(code: int) -> dict[str, int | None]:
+    """A wait status as exit code or signal."""
+    if os.WIFSIGNALED(code):
+        return {"code": None, "signal": os.WTERMSIG(code)}
+    return {"code": os.WEXITSTATUS(code), "signal": None}
+
+
+def held_files(pipes: dict[str, int]) -> set[tuple[int, int]]:
+    """Identities of the job's own pipes: whoever holds one belongs to the job."""
+    facts = [os.fstat(descriptor) for descriptor in pipes.values()]
+    null = os.stat(os.devnull)
+    return {
+        (fact.st_dev, fact.st_ino)
+        for fact in facts
+        if (fact.st_dev, fact.st_ino) != (null.st_dev, null.st_ino)
+    }
+
+
+def serve(descriptor: int) -> int:
+    """Runs a fork server on an inherited socket until the worker at its other end is gone."""
+    link = socket.socket(fileno=descriptor)
+    link.set_inheritable(False)
+    worker = os.getppid()
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, 1024)
+    proctree.become_subreaper()
+    os.chdir("/")
+    preload.load(BASE_MODULES)
+    # What an import prints goes to the worker's log; a job gets a stdout of its own.
+    os.dup2(2, 1)
+    Server(link, worker).run()
+    return 0

@@ -1,0 +1,97 @@
+"""Messages between worker and fork server: length-prefixed JSON over a unix stream socket, file descriptors beside it.
+
+Both sides use this file. A message names how many descriptors belong to it; they travel with its first byte,
+so they have arrived when the message is whole. Nothing here blocks: what a full socket does not take is
+handed back to the caller.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+LENGTH = struct.Struct("!I")
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_DESCRIPTORS = 8
+CHUNK_BYTES = 256 * 1024
+CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+class BrokenWire(Exception):
+    """The other side sent something that is not a message."""
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """The bytes of one message."""
+    body = json.dumps(message, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise BrokenWire(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    return LENGTH.pack(len(body)) + body
+
+
+def send(link: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> int:
+    """Sends what the socket takes now; the number of bytes taken. Descriptors go with the first of them."""
+    ancillary = []
+    if descriptors:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    try:
+        return link.sendmsg([data], ancillary, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return 0
+
+
+def receive(link: socket.socket) -> tuple[bytes, list[int]] | None:
+    """What has arrived, with its descriptors; None when nothing has. Empty bytes mean that the other side is gone."""
+    room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+    try:
+        data, ancillary, _, _ = link.recvmsg(CHUNK_BYTES, room, socket.MSG_DONTWAIT | CLOSE_ON_EXEC)
+    except BlockingIOError:
+        return None
+    except ConnectionError:
+        return b"", []
+    descriptors = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
+    return data, list(descriptors)
+
+
+class Decoder:
+    """Turns received bytes and descriptors back into messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._descriptors: deque[int] = deque()
+
+    def feed(self, data: bytes, descriptors: Sequence[int]) -> Iterator[tuple[dict[str, Any], list[int]]]:
+        """Every message that is whole now, each with the descriptors that came with it."""
+        self._data += data
+        self._descriptors.extend(descriptors)
+        while True:
+            message = self._next()
+            if message is None:
+                return
+            count = int(message.get("descriptors", 0))
+            if count > len(self._descriptors):
+                raise BrokenWire(f"a message names {count} descriptors that did not come")
+            yield message, [self._descriptors.popleft() for _ in range(count)]
+
+    def _next(self) -> dict[str, Any] | None:
+        if len(self._data) < LENGTH.size:
+            return None
+        (size,) = LENGTH.unpack_from(self._data)
+        if size > MAX_MESSAGE_BYTES:
+            raise BrokenWire(f"a message of {size} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+        end = LENGTH.size + size
+        if len(self._data) < end:
+            return None
+        message = json.loads(self._data[LENGTH.size : end].decode("utf-8", "surrogatepass"))
+        del self._data[:end]
+        if not isinstance(message, dict):
+            raise BrokenWire("a message is not an object")
+        return message
