@@ -7,7 +7,6 @@ jobs, state) is not here. Devices are counted by groups of equal ones, and a gro
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -72,6 +71,8 @@ class Capabilities:
     @cached_property
     def class_id(self) -> str:
         """The name that workers with these capabilities share."""
+        import hashlib
+
         return hashlib.sha256(self.canonical()).hexdigest()[:20]
 
 

@@ -8,7 +8,6 @@ no GPU; `g` takes GPUs; `a` takes a GPU if one is free, and none otherwise.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -58,6 +57,8 @@ class Requirements:
     @cached_property
     def signature(self) -> str:
         """The name of the queue that all jobs with these requirements share."""
+        import hashlib
+
         digest = hashlib.sha256(self.canonical()).hexdigest()[:20]
         amounts = (
             self.gpus,

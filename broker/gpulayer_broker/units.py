@@ -8,7 +8,6 @@ cannot be read is a `BadSize` that names the value and gives examples.
 from __future__ import annotations
 
 import re
-from decimal import ROUND_CEILING, Decimal
 
 from gpulayer_broker.errors import BadSize
 
@@ -29,7 +28,7 @@ _SIZE_UNITS = {
     "tib": 2**40,
 }
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)")
+_SIZE = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?\s*([A-Za-z]*)")
 _DURATION_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(ms|[smhd])\s*")
 _SECONDS = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?")
 
@@ -55,10 +54,12 @@ def _size_bytes(value: str | int) -> int | None:
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return None
-    factor = _SIZE_UNITS.get(match[2].lower())
-    if factor is None:
+    whole, fraction, unit = match[1], match[2] or "", match[3].lower()
+    if unit not in _SIZE_UNITS:
         return None
-    return int((Decimal(match[1]) * factor).to_integral_value(ROUND_CEILING))
+    # Whole numbers all the way, so that no size is a byte short of what was written.
+    divisor: int = 10 ** len(fraction)
+    return -(-int(whole + fraction) * _SIZE_UNITS[unit] // divisor)
 
 
 def parse_duration(value: str | int | float) -> float:
