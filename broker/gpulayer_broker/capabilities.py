@@ -7,7 +7,8 @@ jobs, state) is not here. Devices are counted by groups of equal ones, and a gro
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -91,7 +92,43 @@ def _merged(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
     )
 
 
-_FIELDS = frozenset(field.name for field in fields(Capabilities))
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_text, value))
+
+
+def _is_list_of(is_item: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_item, value))
+
+
+_KINDS_OF_FACTS: dict[str, Callable[[Any], bool]] = {
+    "cpus": _is_amount,
+    "memory_bytes": _is_amount,
+    "disk_bytes": _is_amount,
+    "groups": _is_list_of(lambda item: isinstance(item, dict)),
+    "frameworks": _is_list_of(_is_pair),
+    "labels": _is_list_of(_is_pair),
+    "launchers": _is_list_of(_is_text),
+    "features": _is_list_of(_is_text),
+    "queues": _is_list_of(_is_text),
+    "os": _is_text,
+    "arch": _is_text,
+    "python": _is_text,
+}
+_GROUP_FACTS: dict[str, Callable[[Any], bool]] = {
+    "kind": _is_text,
+    "model": _is_text,
+    "memory_bytes": _is_amount,
+    "count": _is_amount,
+    "unified": lambda value: isinstance(value, bool),
+}
 
 
 def decode(data: bytes) -> Capabilities:
@@ -105,16 +142,22 @@ def decode(data: bytes) -> Capabilities:
         record = orjson.loads(data)
         if (version := record.get("v")) != FORMAT:
             raise FormatTooNew(f"capabilities of format {version}: update gpulayer on this machine")
-        return Capabilities(
-            **{name: _decoded(name, value) for name, value in record.items() if name in _FIELDS}
-        )
+        facts = _known(record, _KINDS_OF_FACTS)
+        facts["groups"] = [DeviceGroup(**_known(group, _GROUP_FACTS)) for group in facts.get("groups", ())]
+        return Capabilities(**{name: _frozen(value) for name, value in facts.items()})
     except (orjson.JSONDecodeError, AttributeError, TypeError) as error:
         raise BadRequirement(f"capabilities are not readable: {error}") from None
 
 
-def _decoded(name: str, value: Any) -> Any:
-    if name == "groups":
-        return tuple(DeviceGroup(**group) for group in value)
+def _known(record: dict[str, Any], kinds: dict[str, Callable[[Any], bool]]) -> dict[str, Any]:
+    """The facts that this version knows, each of its kind; TypeError for one that is not."""
+    for name in record.keys() & kinds.keys():
+        if not kinds[name](record[name]):
+            raise TypeError(f"{name} is {record[name]!r:.60}")
+    return {name: record[name] for name in record.keys() & kinds.keys()}
+
+
+def _frozen(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(tuple(item) if isinstance(item, list) else item for item in value)
     return value

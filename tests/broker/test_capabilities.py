@@ -108,10 +108,33 @@ def test_facts_that_this_version_does_not_know_are_left_out() -> None:
     assert decode(orjson.dumps(record)) == machine()
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b'{"v":1}', b'{"v":1,"groups":[{"x":1}]}'])
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"v":1}', b"\xff"])
 def test_capabilities_that_are_not_well_formed_are_refused(data: bytes) -> None:
     with pytest.raises(BadRequirement, match="not readable"):
         decode(data)
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        ("cpus", "2"),
+        ("cpus", -1),
+        ("memory_bytes", True),
+        ("python", 3),
+        ("frameworks", [1]),
+        ("frameworks", [["torch", "2", "3"]]),
+        ("labels", {"zone": "eu"}),
+        ("queues", "gpulayer"),
+        ("groups", [1]),
+        ("groups", [{"kind": "cuda"}]),
+        ("groups", [{"kind": "cuda", "model": "T4", "memory_bytes": "x"}]),
+    ],
+)
+def test_a_fact_of_another_kind_is_refused_by_name(fact: str, value: object) -> None:
+    record = orjson.loads(machine().canonical()) | {fact: value}
+
+    with pytest.raises(BadRequirement, match="not readable"):
+        decode(orjson.dumps(record))
 
 
 def test_capabilities_of_another_format_are_refused() -> None:
