@@ -130,7 +130,7 @@ def test_capabilities_that_are_not_well_formed_are_refused(data: bytes) -> None:
         ("groups", [{"kind": "cuda", "model": "T4", "memory_bytes": "x"}]),
     ],
 )
-def test_a_fact_of_another_kind_is_refused_by_name(fact: str, value: object) -> None:
+def test_a_fact_that_is_not_of_its_kind_is_refused(fact: str, value: object) -> None:
     record = orjson.loads(machine().canonical()) | {fact: value}
 
     with pytest.raises(BadRequirement, match="not readable"):
