@@ -50,6 +50,25 @@ class Folders:
         """Where a queue server that is started now listens."""
         return self.runtime / f"{_short_hash(str(self.state))}.sock"
 
+    @property
+    def server_lock(self) -> Path:
+        """Held by the queue server's process for life."""
+        return self.state / "server.lock"
+
+    @property
+    def supervisor_lock(self) -> Path:
+        """Held by the supervisor for life."""
+        return self.state / "supervisor.lock"
+
+    @property
+    def in_use_lock(self) -> Path:
+        """Shared by every connected client."""
+        return self.state / "in-use.lock"
+
+    def worker_lock(self, name: str) -> Path:
+        """Held by the worker of this name for life."""
+        return self.state / f"worker-{_short_hash(name)}.lock"
+
     def create(self) -> Folders:
         """Make what is missing and refuse what is not safe."""
         for folder in (self.state.parent, self.state, self.queue, self.store, self.runtime):
