@@ -1,0 +1,347 @@
+"""A plain Python model of the queue: what each function must do, without indexes, streams or Lua.
+
+One `Model` stands beside the real server. It predicts states, grants, ledgers, events and notices; it is written from the
+protocol, not from the Lua, and keeps no index that it could get wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpulayer_broker.functions import DeviceLot, Offer, Submission
+from gpulayer_broker.job import CANCELLED, FAILED, FINAL, QUEUED, RUNNING, SCHEDULED, SUCCEEDED
+from tests.checker import MAX_LOSSES, amounts
+from tests.queueing import GRACE_MS, HEARTBEAT_MS, LEASE_MS, Machine
+
+QUARANTINE_MS = 600_000
+DEATHS = 3
+
+
+@dataclass
+class Job:
+    """One job; `entry` is its age among those that can run now, None while it cannot."""
+
+    s: Submission
+    seq: int
+    state: str = QUEUED
+    phase: str = "ready"
+    entry: int | None = None
+    due_ms: int | None = None
+    attempt: int = 0
+    losses: int = 0
+    token: str = ""
+    ended_token: str = ""
+    worker: str = ""
+    node: str = ""
+    lots: tuple[tuple[str, int], ...] = ()
+    lease_ms: int = 0
+    granted_ms: int = 0
+    cancel: bool = False
+    watchers: set[str] = field(default_factory=set)
+
+    @property
+    def runs(self) -> bool:
+        return self.state in (SCHEDULED, RUNNING)
+
+    @property
+    def waits(self) -> bool:
+        return self.state == QUEUED and self.entry is not None
+
+
+@dataclass
+class Worker:
+    """A worker as it last registered, and what the queue remembers of it."""
+
+    machine: Machine
+    incarnation: str
+    state: str = "online"
+    nonce: str = ""
+    grants: list[tuple[str, str]] = field(default_factory=list)
+    quarantined_until_ms: int = 0
+    deaths: int = 0
+    killed: tuple[str, ...] = ()
+
+
+Grants = list[tuple[str, str, tuple[tuple[str, int], ...]]]
+
+
+class Model:
+    """The queue. Every method is one function call at `now_ms`."""
+
+    def __init__(self, fits: dict[str, dict[str, tuple[int, ...]]]) -> None:
+        self.fits = {c: dict(sigs) for c, sigs in fits.items()}
+        self.jobs: dict[str, Job] = {}
+        self.workers: dict[str, Worker] = {}
+        self.idem: dict[str, tuple[str, str]] = {}
+        self.seq = 0
+        self.now_ms = 0
+        self.last_tick_ms: int | None = None
+        self.floor_ms = 0
+        self.events: list[tuple[str, str]] = []
+        self.told: list[tuple[str, str, str]] = []
+
+    # Reading --------------------------------------------------------------------------------------------------------
+
+    def running(self, worker: str | None = None) -> list[Job]:
+        return [j for j in self.jobs.values() if j.runs and worker in (None, j.worker)]
+
+    def holds(self, job_id: str, token: str) -> bool:
+        j = self.jobs.get(job_id)
+        return j is not None and j.runs and j.token == token
+
+    # Functions ------------------------------------------------------------------------------------------------------
+
+    def submit(self, s: Submission) -> tuple[str, str]:
+        if s.id in self.jobs:
+            return "existing", s.id
+        if s.idempotency_key in self.idem:
+            job_id, digest = self.idem[s.idempotency_key]
+            return ("existing" if digest == s.digest else "conflict"), job_id
+        if s.idempotency_key:
+            self.idem[s.idempotency_key] = (s.id, s.digest)
+        self.seq += 1
+        j = self.jobs[s.id] = Job(s, self.seq)
+        self._event(j)
+        if s.delay_ms > 0:
+            j.phase, j.due_ms = "delayed", self.now_ms + s.delay_ms
+        else:
+            self._ready(j)
+        return "added", s.id
+
+    def register(self, machine: Machine) -> None:
+        old = self.workers.get(machine.id)
+        worker = self.workers[machine.id] = Worker(machine, machine.incarnation)
+        if old:
+            worker.deaths, worker.quarantined_until_ms = old.deaths, old.quarantined_until_ms
+            worker.killed = old.killed
+            if old.incarnation != machine.incarnation:
+                self._died(machine.id, self.running(machine.id))
+
+    def claim(self, o: Offer) -> Grants | None:
+        """The grants, None for a worker that must register."""
+        w = self.workers[o.worker]
+        if w.incarnation != o.incarnation:
+            return None
+        if w.nonce != o.nonce:
+            w.nonce, w.grants = o.nonce, []
+            if w.state == "online" and w.quarantined_until_ms <= self.now_ms:
+                self._take(w, o)
+        return [(job, token, self.jobs[job].lots) for job, token in w.grants if self.jobs[job].token == token]
+
+    def commit(self, job_id: str, token: str, verdict: str, delay_ms: int, outbox: Iterable[Submission]) -> str:
+        j = self.jobs[job_id]
+        if not self.holds(job_id, token):
+            return "already" if token and j.ended_token == token else "stale"
+        self._forgive(j.worker)
+        if j.cancel and verdict != SUCCEEDED:
+            self._finish(j, CANCELLED)
+            answer = "cancelled"
+        elif verdict == "retry":
+            self._detach(j)
+            j.state, j.phase, j.entry, j.due_ms = QUEUED, "retrying", None, self.now_ms + delay_ms
+            self._event(j)
+            answer = "ok"
+        else:
+            self._finish(j, verdict)
+            answer = "ok"
+        for s in outbox:
+            self.submit(s)
+        return answer
+
+    def release(self, job_id: str, token: str, how: str) -> str:
+        j = self.jobs[job_id]
+        if not self.holds(job_id, token):
+            return "already" if token and j.ended_token == token else "stale"
+        if how == "unfit":
+            self.fits[self.workers[j.worker].machine.class_id].pop(j.s.signature, None)
+        if how == "lost":
+            self._lost(j)
+        else:
+            self._again(j, "ready")
+        return "ok"
+
+    def renew(self, worker: str, listed: dict[str, tuple[str, bool]]) -> tuple[list[str], list[str]]:
+        """(stale, cancelled) of what is listed: job → (token, started)."""
+        stale, cancelled, kept = [], [], set()
+        for job, (token, started) in listed.items():
+            if not self.holds(job, token):
+                stale.append(job)
+                continue
+            j = self.jobs[job]
+            kept.add(job)
+            j.lease_ms = self.now_ms + LEASE_MS + GRACE_MS
+            if started:
+                self._started(j)
+            if j.cancel:
+                cancelled.append(job)
+        for j in self.running(worker):
+            if j.s.id not in kept and j.granted_ms < self.now_ms - HEARTBEAT_MS:
+                self._again(j, "retrying")
+        return stale, cancelled
+
+    def log(self, job_id: str, token: str) -> str:
+        if not self.holds(job_id, token):
+            return "stale"
+        self._started(self.jobs[job_id])
+        return "ok"
+
+    def cancel(self, job_id: str) -> str:
+        j = self.jobs[job_id]
+        if j.state in FINAL:
+            return "too_late"
+        if j.runs:
+            j.cancel = True
+            return "asked"
+        self._finish(j, CANCELLED)
+        return "cancelled"
+
+    def watch(self, client: str, job_id: str) -> dict[str, str]:
+        j = self.jobs[job_id]
+        if j.state in FINAL:
+            return {job_id: j.state}
+        j.watchers.add(client)
+        return {}
+
+    def drain(self, worker: str, state: str) -> None:
+        self.workers[worker].state = state
+
+    def tick(self) -> tuple[int, int]:
+        """How many jobs were promoted and how many leases reaped."""
+        due = [j for j in self.jobs.values() if j.due_ms is not None and j.due_ms <= self.now_ms]
+        for j in sorted(due, key=lambda j: (j.due_ms or 0, j.s.id)):
+            j.due_ms = None
+            self._ready(j)
+            self._event(j)
+        return len(due), 0 if self._outage() else self._reap()
+
+    # Parts ----------------------------------------------------------------------------------------------------------
+
+    def _event(self, j: Job) -> None:
+        self.events.append((j.s.id, j.state))
+
+    def _ready(self, j: Job) -> None:
+        self.seq += 1
+        j.entry, j.phase = self.seq, "ready"
+
+    def _take(self, w: Worker, o: Offer) -> None:
+        for n in range(o.max):
+            found = self._next(w, o)
+            if found is None:
+                return
+            j, lots = found
+            j.attempt += 1
+            j.token = f"{j.attempt}:{o.nonce}{n}"
+            j.state, j.phase = (SCHEDULED if j.s.prepare else RUNNING), ""
+            j.worker, j.node, j.lots = w.machine.id, w.machine.node, lots
+            j.granted_ms, j.lease_ms = self.now_ms, self.now_ms + LEASE_MS + GRACE_MS
+            w.grants.append((j.s.id, j.token))
+            self._event(j)
+
+    def _next(self, w: Worker, o: Offer) -> tuple[Job, tuple[tuple[str, int], ...]] | None:
+        """Importance first, then the owner who holds least, then age, of what fits now."""
+        fitting = [(j, lots) for j in self.jobs.values() if j.waits and (lots := self._fit(j, w, o)) is not None]
+        held = {j.s.owner: sum(r.s.owner == j.s.owner for r in self.running()) for j, _ in fitting}
+        return min(fitting, key=lambda f: (f[0].s.priority, held[f[0].s.owner], f[0].entry), default=None)
+
+    def _fit(self, j: Job, w: Worker, o: Offer) -> tuple[tuple[str, int], ...] | None:
+        groups = self.fits[w.machine.class_id].get(j.s.signature)
+        letter, gpus, vram, cpus, memory = amounts(j.s.signature)
+        on_node = [amounts(r.s.signature) for r in self.running() if r.node == w.machine.node]
+        mine = sum(amounts(r.s.signature)[3] for r in self.running(w.machine.id))
+        free_cpus = min(w.machine.slots - mine, w.machine.node_cpus - sum(a[3] for a in on_node))
+        if groups is None or cpus > free_cpus or memory > w.machine.memory_mib - sum(a[4] for a in on_node):
+            return None
+        lots = self._devices(o.lots, gpus, vram, groups)
+        return () if letter == "a" and len(lots) < gpus else lots if len(lots) == gpus else None
+
+    def _devices(
+        self, offered: tuple[DeviceLot, ...], gpus: int, vram: int, groups: tuple[int, ...]
+    ) -> tuple[tuple[str, int], ...]:
+        """The first shares, of distinct devices, that nobody holds and that have the memory left."""
+        taken: dict[str, int] = {}
+        busy: set[tuple[str, int]] = set()
+        for r in self.running():
+            for uuid, share in r.lots:
+                busy.add((uuid, share))
+                taken[uuid] = taken.get(uuid, 0) + amounts(r.s.signature)[2]
+        chosen: dict[str, int] = {}
+        for lot in offered:
+            free_mib = lot.free_mib - taken.get(lot.uuid, 0)
+            usable = (lot.uuid, lot.share) not in busy and lot.group in groups and free_mib >= vram
+            if usable and lot.uuid not in chosen and len(chosen) < gpus:
+                chosen[lot.uuid] = lot.share
+        return tuple(chosen.items())
+
+    def _started(self, j: Job) -> None:
+        if j.state == SCHEDULED:
+            j.state = RUNNING
+            self._event(j)
+
+    def _detach(self, j: Job) -> None:
+        j.ended_token, j.token = j.token, ""
+
+    def _finish(self, j: Job, state: str) -> None:
+        if j.runs:
+            self._detach(j)
+        j.state, j.phase, j.due_ms, j.entry = state, "", None, None
+        self._event(j)
+        for client in sorted(j.watchers | ({j.s.client} - {""})):
+            self.told.append((client, j.s.id, state))
+        j.watchers.clear()
+
+    def _again(self, j: Job, phase: str) -> None:
+        if j.cancel:
+            self._finish(j, CANCELLED)
+            return
+        self._detach(j)
+        j.state, j.phase = QUEUED, phase
+        self._event(j)
+
+    def _lost(self, j: Job) -> None:
+        if not j.cancel:
+            j.losses += 1
+        if not j.cancel and j.losses >= MAX_LOSSES:
+            self._finish(j, FAILED)
+        else:
+            self._again(j, "retrying")
+
+    def _died(self, worker: str, lost: list[Job]) -> None:
+        for j in lost:
+            self._lost(j)
+        w = self.workers[worker]
+        ids = {j.s.id for j in lost}
+        if not ids or ids & set(w.killed):
+            return
+        # Which of several jobs it is counted on is the queue's to say; `adopt_deaths` learns it.
+        w.deaths += 1
+        w.killed += (min(ids),) if len(ids) == 1 else ("?",)
+        if w.deaths >= DEATHS:
+            w.quarantined_until_ms = self.now_ms + QUARANTINE_MS
+            self._forgive(worker)
+
+    def _forgive(self, worker: str) -> None:
+        self.workers[worker].deaths, self.workers[worker].killed = 0, ()
+
+    def adopt_deaths(self, worker: str, killed: set[str]) -> None:
+        """What the queue counts a worker's deaths on, checked for its number."""
+        w = self.workers[worker]
+        assert len(killed) == w.deaths, (worker, killed, w.deaths)
+        w.killed = tuple(killed)
+
+    def _outage(self) -> bool:
+        last = self.now_ms if self.last_tick_ms is None else self.last_tick_ms
+        self.last_tick_ms = self.now_ms
+        if self.now_ms - last > LEASE_MS / 2 or self.now_ms < last:
+            self.floor_ms = self.now_ms + LEASE_MS
+        return self.now_ms < self.floor_ms
+
+    def _reap(self) -> int:
+        due = [j for j in self.running() if j.lease_ms <= self.now_ms]
+        kept = [j for j in due if j.s.on_outage == "keep" and not j.cancel]
+        for j in kept:
+            j.lease_ms = self.now_ms + LEASE_MS
+        lost = [j for j in due if j not in kept]
+        for worker in {j.worker for j in lost}:
+            self._died(worker, [j for j in lost if j.worker == worker])
+        return len(lost)
