@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -65,9 +66,9 @@ def ensure_server(
             raise QueueUnreachable(
                 f"the private queue server runs but does not answer: see {server_log(folders)}, or gpulayer down"
             )
-        unreachable_since = None if _socket_of(folders).exists() else unreachable_since or time.monotonic()
+        unreachable_since = None if server_socket(folders).exists() else unreachable_since or time.monotonic()
         if unreachable_since and time.monotonic() - unreachable_since > LOST_SOCKET_S:
-            _terminate(folders)
+            terminate_server(folders)
         time.sleep(POLL_S)
 
 
@@ -105,7 +106,7 @@ def running_server(folders: Folders) -> ServerInfo | None:
         facts = {}
     version = facts.get("valkey_version") or facts.get("redis_version") or "not answering"
     uptime_s = int(facts.get("uptime_in_seconds", "0"))
-    return ServerInfo(pid, version, uptime_s, _socket_of(folders), folders.queue)
+    return ServerInfo(pid, version, uptime_s, server_socket(folders), folders.queue)
 
 
 def stop_server(folders: Folders, *, deadline_s: float = STOP_DEADLINE_S) -> bool:
@@ -118,7 +119,7 @@ def stop_server(folders: Folders, *, deadline_s: float = STOP_DEADLINE_S) -> boo
     except QueueUnreachable:
         # A lost connection is its success; a server without a reachable socket stops by its signal.
         if not wait_until_free(folders.server_lock, PROBE_TIMEOUT_S):
-            _terminate(folders)
+            terminate_server(folders)
     except GpulayerError as error:
         raise ConfigError(
             f"the private queue server does not stop: {error}; see {server_log(folders)}"
@@ -144,7 +145,7 @@ def claim_idle(folders: Folders) -> FileLock | None:
 
 def server_endpoint(folders: Folders) -> Endpoint:
     """Where the running server listens."""
-    return Endpoint.unix(str(_socket_of(folders)))
+    return Endpoint.unix(str(server_socket(folders)))
 
 
 def server_log(folders: Folders) -> Path:
@@ -153,7 +154,7 @@ def server_log(folders: Folders) -> Path:
 
 def server_answers(folders: Folders) -> bool:
     """Whether the server is there and has loaded its data."""
-    if not _socket_of(folders).exists():
+    if not server_socket(folders).exists():
         return False
     try:
         with Link(server_endpoint(folders), socket_timeout_s=PROBE_TIMEOUT_S) as link:
@@ -174,7 +175,7 @@ def bound_file(path: Path, most_bytes: int, kept_bytes: int) -> None:
         file.write(tail)
 
 
-def _socket_of(folders: Folders) -> Path:
+def server_socket(folders: Folders) -> Path:
     """The socket of the server that was started last: another session's runtime folder may differ from ours."""
     try:
         return Path((folders.state / "server.socket").read_text())
@@ -250,7 +251,7 @@ def _spawn(folders: Folders, lock: FileLock, choices: list[Path]) -> subprocess.
     raise ConfigError(HOW_TO_GET_ONE)
 
 
-def _terminate(folders: Folders) -> None:
+def terminate_server(folders: Folders) -> None:
     """SIGTERM to the lock's holder, if that process is this folder's server."""
     import psutil
 
@@ -267,10 +268,11 @@ def _why_it_ended(folders: Folders, log_start: int) -> str:
         lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     damaged = re.search(r"Bad file format reading the append only file ([^\s:]+)", "\n".join(lines))
     if damaged:
-        folder = folders.queue / "appendonlydir"
+        # The file itself, not the manifest: Valkey 9's checker takes its own base file for a damaged one.
+        file = folders.queue / "appendonlydir" / damaged[1]
         return (
-            f"the queue's file {folder / damaged[1]} is damaged: copy the folder, then cut it there by "
-            f"{_check_command(lines)} --fix {folder / 'appendonly.aof.manifest'}"
+            f"the queue's file {file} is damaged: copy its folder, then cut the file there by: "
+            f"{_check_command(lines)} --fix {shlex.quote(str(file))}"
         )
     last = re.sub(r"^\d+:\w .*? [#*.-] ", "", lines[-1]) if lines else "without a word"
     return f"the private queue server does not start: {last} (see {server_log(folders)})"
@@ -281,4 +283,4 @@ def _check_command(lines: list[str]) -> str:
     name = "redis-check-aof" if any("redis-check-aof" in line for line in lines) else "valkey-check-aof"
     if shutil.which(name):
         return name
-    return f"bash -c 'exec -a {name} {binaries()[0]} \"$@\"' -"
+    return f'bash -c \'exec -a {name} "$0" "$@"\' {shlex.quote(str(binaries()[0]))}'

@@ -77,6 +77,14 @@ class Settings:
         """These settings with some values replaced, read as a file's would be."""
         return replace(self, **_typed(values, "setting"))
 
+    def as_environment(self) -> dict[str, str]:
+        """The variables that give another process these settings, wherever it runs."""
+        default = Settings()
+        changed = {
+            name: value for name in _READERS if (value := getattr(self, name)) != getattr(default, name)
+        }
+        return {PREFIX + name.upper(): _as_text(value) for name, value in changed.items()}
+
 
 def load_settings(
     flags: Mapping[str, Any] | None = None,
@@ -165,6 +173,10 @@ def _switch(value: object) -> bool:
     if word in {"off", "false", "no", "0"}:
         return False
     raise ValueError(f"'{value}' is neither on nor off")
+
+
+def _as_text(value: object) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def _count(value: object) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -159,10 +160,15 @@ def test_a_damaged_file_is_refused_with_its_name_and_the_command_that_mends_it(f
     content[len(content) // 2 : len(content) // 2 + 60] = b"\xff" * 60
     file.write_bytes(content)
 
-    with pytest.raises(ConfigError, match=r"incr\.aof is damaged.*check-aof.*--fix.*manifest") as raised:
+    with pytest.raises(ConfigError, match=r"incr\.aof is damaged.*check-aof.*--fix.*incr") as raised:
         start(folders)
     assert "\n" not in str(raised.value)
     assert not is_held(folders.server_lock)
+
+    mend = str(raised.value).partition("there by: ")[2]
+    subprocess.run(mend, shell=True, input=b"y\n", check=True, capture_output=True, timeout=30)
+    with start(folders) as link:
+        assert 0 < link.call("DBSIZE") < 100
 
 
 def test_a_binary_that_cannot_run_is_told_in_one_line(folders: Folders, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def write(folder: Path, text: str) -> None:
     (folder / "config.toml").write_text(text)
 
 
-def load(home: Path, flags: dict[str, Any] | None = None, **environ: str) -> Settings:
+def load(home: Path, flags: dict[str, Any] | None = None, /, **environ: str) -> Settings:
     return load_settings(flags, environ={"HOME": str(home), **environ}, folder=home / "project" / "below")
 
 
@@ -146,3 +146,10 @@ def test_changed_values_are_read_like_a_files() -> None:
     assert Settings().changed(lease_s="2m", heartbeat_s=1).lease_s == 120
     with pytest.raises(BadSetting, match="unknown setting 'leese_s'"):
         Settings().changed(leese_s=1)
+
+
+def test_settings_travel_to_another_process_by_its_environment(home: Path) -> None:
+    settings = load(home, {"lease_s": 2.5, "heartbeat_s": 0.5, "private": False, "log_tail_bytes": 8192})
+
+    assert load(home, None, **settings.as_environment()) == settings
+    assert Settings().as_environment() == {}
