@@ -188,21 +188,29 @@ class Grant:
 
 @dataclass(frozen=True)
 class Claimed:
-    """The grants; `known` is False where the worker must register first."""
+    """The grants; status 'unknown' where the worker must register first, 'superseded' where it was replaced."""
 
-    known: bool
+    status: str
     grants: tuple[Grant, ...]
+
+    @property
+    def known(self) -> bool:
+        return self.status == "ok"
 
 
 @dataclass(frozen=True)
 class Renewed:
     """Attempts that are no longer this worker's, attempts to cancel, and whether it keeps the clock."""
 
-    known: bool
+    status: str
     stale: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
     keeper: bool = False
     state: str = "online"
+
+    @property
+    def known(self) -> bool:
+        return self.status == "ok"
 
 
 @dataclass(frozen=True)
@@ -381,18 +389,18 @@ def _grant(r: Any) -> Grant:
 
 
 def _claimed(status: Any, grants: Any) -> Claimed:
-    return Claimed(status == b"ok", tuple(_grant(g) for g in grants))
+    return Claimed(_text(status), tuple(_grant(g) for g in grants))
 
 
 def _renewed(r: Any) -> Renewed:
     if r[0] != b"ok":
-        return Renewed(known=False)
-    return Renewed(True, tuple(map(_text, r[1])), tuple(map(_text, r[2])), r[3] == b"1", _text(r[4]))
+        return Renewed(_text(r[0]))
+    return Renewed("ok", tuple(map(_text, r[1])), tuple(map(_text, r[2])), r[3] == b"1", _text(r[4]))
 
 
 def _committed(r: Any) -> Committed:
     if r[0] == b"introduce":
-        return Committed("introduce", _text(r[1]), Claimed(True, ()))
+        return Committed("introduce", _text(r[1]), Claimed("ok", ()))
     return Committed(_text(r[0]), "", _claimed(r[2] if len(r) > 2 else b"ok", r[1]))
 
 

@@ -34,7 +34,12 @@ class KeyKind:
 
 
 TABLE = (
-    KeyKind("config", "hash", "permanent", "settings of the namespace: placement, max_queued"),
+    KeyKind(
+        "config",
+        "hash",
+        "permanent",
+        "the namespace's own settings: placement, max_queued, lost_workers, log_tail",
+    ),
     KeyKind("seq", "string", "permanent", "counter: the age of everything"),
     KeyKind(
         "clock",

@@ -18,12 +18,14 @@ from gpulayer_broker.errors import (
     JobNotFound,
     QueueFull,
     TooManyRequirements,
+    Unavailable,
 )
 from gpulayer_broker.functions import Call, Committed, Ending, Offer, Page, Registration, Submission
 from gpulayer_broker.job import RECORD_FIELDS, JobRecord, decode_record
 from gpulayer_broker.keys import DEFAULT_NAMESPACE, Keys, root_of
 from gpulayer_broker.matching import eligible_groups
 from gpulayer_broker.requirements import Requirements
+from gpulayer_broker.settings import Settings
 
 T = TypeVar("T")
 
@@ -42,6 +44,16 @@ class Queue:
     def load(self) -> None:
         """Loads the Lua library where it is missing."""
         library.load(self.link)
+
+    def configure(self, settings: Settings) -> None:
+        """Writes the limits that the functions themselves keep; whoever administers the namespace calls it."""
+        self.link.call(
+            "HSET",
+            self.keys.named("config"),
+            *("max_queued", settings.queued_jobs),
+            *("lost_workers", settings.lost_workers),
+            *("log_tail", settings.log_tail_bytes),
+        )
 
     def run(self, call: Call[T]) -> T:
         """The parsed reply; sent again after a lost connection, because every function bears it."""
@@ -69,9 +81,7 @@ class Queue:
             if answer.outcome != "introduce":
                 return accepted(answer, job)
             self.introduce(needs)
-        raise TooManyRequirements(
-            "the namespace's requirements change faster than they can be judged; try again"
-        )
+        raise Unavailable("the namespace's requirements change faster than they can be judged; try again")
 
     def submit_many(self, jobs: Sequence[Submission], needs: Requirements) -> list[str]:
         """The ids, in order, of jobs that share their requirements; sent together."""
@@ -91,9 +101,7 @@ class Queue:
                 return [ids[job.id] for job in jobs]
             self.introduce(needs)
             pending = again
-        raise TooManyRequirements(
-            "the namespace's requirements change faster than they can be judged; try again"
-        )
+        raise Unavailable("the namespace's requirements change faster than they can be judged; try again")
 
     def introduce(self, needs: Requirements) -> None:
         """Makes a signature known, judged against every class of workers that the queue knows."""
@@ -112,7 +120,7 @@ class Queue:
                     f"this namespace already holds {answer.version} different requirements with open jobs: "
                     "use rounder amounts, or a namespace of your own",
                 )
-        raise TooManyRequirements("workers come and go faster than requirements can be judged; try again")
+        raise Unavailable("workers come and go faster than requirements can be judged; try again")
 
     def register(self, worker: Registration) -> None:
         """Joins a worker, its class judged against every signature that the queue knows."""
@@ -126,9 +134,7 @@ class Queue:
                 (sig, _eligible_text(record, worker.capabilities)) for sig, record in signatures.items()
             )
             fits = {sig: groups for sig, groups in judged if groups is not None}
-        raise TooManyRequirements(
-            "requirements come and go faster than this worker can judge them; try again"
-        )
+        raise Unavailable("requirements come and go faster than this worker can judge them; try again")
 
     def commit(
         self, ending: Ending, next_claim: Offer | None, outbox_needs: Iterable[Requirements]
@@ -140,9 +146,7 @@ class Queue:
             if answer.verdict != "introduce":
                 return answer
             self.introduce(needs[answer.signature])
-        raise TooManyRequirements(
-            "the namespace's requirements change faster than they can be judged; try again"
-        )
+        raise Unavailable("the namespace's requirements change faster than they can be judged; try again")
 
     def table(self, side: str) -> tuple[str, dict[str, bytes]]:
         """The whole table of the other side ('signatures' or 'classes') at one version."""
@@ -154,7 +158,7 @@ class Queue:
                 rows.update(page.rows)
             if _same_version(first, page):
                 return page.version, rows
-        raise TooManyRequirements("the namespace's tables change faster than they can be read; try again")
+        raise Unavailable("the namespace's tables change faster than they can be read; try again")
 
     # Plain reads ----------------------------------------------------------------------------------------------------
 

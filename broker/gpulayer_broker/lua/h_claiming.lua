@@ -55,11 +55,11 @@ function H.pick(P, class, room)
   end
 end
 
--- what claim needs to know of a worker; nil where the queue does not know it or knows a newer incarnation
+-- what claim needs to know of a worker; nil and the answer where the queue does not know it, or knows its next incarnation
 function H.worker(P, o)
   local v = redis.call('HMGET', P .. 'worker:' .. o.worker, 'incarnation', 'class', 'node', 'state', 'slots', 'cpus', 'memory', 'nonce',
                        'grants', 'grace_ms', 'quarantined_until')
-  if v[1] ~= o.incarnation then return nil end
+  if v[1] ~= o.incarnation then return nil, {v[1] and 'superseded' or 'unknown'} end
   return {class = v[2], node = v[3], state = v[4], slots = tonumber(v[5]), cpus = tonumber(v[6]), memory = tonumber(v[7]),
           nonce = v[8], grants = v[9], grace = tonumber(v[10]), quarantined = tonumber(v[11] or '0')}
 end
@@ -110,8 +110,8 @@ end
 
 -- grants up to o.max jobs; with room left the worker is registered idle in this very call: no wake-up falls between
 function H.claim(P, o, now)
-  local w = H.worker(P, o)
-  if not w then return {'unknown'} end
+  local w, stranger = H.worker(P, o)
+  if not w then return stranger end
   redis.call('ZADD', P .. 'workers', now, o.worker)
   if w.nonce == o.nonce then return {'ok', repeated(P, w)} end
   local rung = redis.call('ZREM', P .. 'rung', o.worker) == 1 and redis.call('HGET', P .. 'rungsig', o.worker)

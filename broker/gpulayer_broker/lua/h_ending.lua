@@ -42,7 +42,7 @@ local INLINE = 16384
 function H.tell(P, j, state)
   local key = P .. 'watchers:' .. j.id
   local who = redis.call('SMEMBERS', key)
-  if j.client ~= '' then who[#who + 1] = j.client end
+  if j.client ~= '' and (#who == 0 or redis.call('SISMEMBER', key, j.client) == 0) then who[#who + 1] = j.client end
   if #who == 0 then return end
   local result, kind = unpack(redis.call('HMGET', H.job(P, j.id), 'result', 'result_kind'))
   if not result or #result > INLINE then result, kind = '', 'fetch' end
@@ -112,13 +112,11 @@ function H.later(P, j, fields, delay_ms, now)
   H.event(P, j.id, 'queued', now)
 end
 
-H.MAX_LOSSES = 3
-
--- the worker was lost under this attempt: counted apart from retries, the third ends the job
+-- the worker was lost under this attempt: counted apart from retries, the third (by default) ends the job
 function H.lost(P, j, now)
   return H.end_or(P, j, now, function()
     local losses = redis.call('HINCRBY', H.job(P, j.id), 'losses', 1)
-    if losses >= H.MAX_LOSSES then
+    if losses >= tonumber(redis.call('HGET', P .. 'config', 'lost_workers') or '3') then
       local error = '{"type":"WorkerLost","message":"' .. losses .. ' workers were lost while they ran this job"}'
       H.finish(P, j, 'failed', 'worker_lost', {'error', error}, now)
       return 'failed'

@@ -1,5 +1,5 @@
 -- log: output of a rank, appended to its live tail.
--- Guarantee: only the current attempt's output is taken; a repeated call changes nothing; the tail stays below 1 MiB. An
+-- Guarantee: only the current attempt's output is taken; a repeated call changes nothing; the tail stays below its bound (1 MiB). An
 --   entry's id is the byte offset behind it, so tail and whole log share one offset space.
 -- Keys: root. Arguments: id, token, rank, stream ('out' or 'err'), offset, bytes.
 -- Returns: {'ok'}, {'already'} or {'stale'}.
@@ -15,6 +15,7 @@ register('log', {}, function(K, A)
     if string.find(r.err, 'equal or smaller', 1, true) then return {'already'} end
     return r
   end
-  if top > 1048576 then redis.call('XTRIM', key, 'MINID', string.format('%d-0', top - 1048576)) end
+  local tail = tonumber(redis.call('HGET', P .. 'config', 'log_tail') or '1048576')
+  if top > tail then redis.call('XTRIM', key, 'MINID', string.format('%d-0', top - tail)) end
   return {'ok'}
 end)

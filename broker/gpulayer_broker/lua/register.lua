@@ -26,6 +26,7 @@ register('register', {}, function(K, A)
       H.lost(P, H.load(P, id), now)
     end
     H.count_death(P, w, lost, now)
+    redis.call('DEL', P .. 'inbox:' .. w)
   end
   if before[2] then H.idle_remove(P, before[2], w) end
   if before[3] and before[3] ~= A[2] then redis.call('SREM', P .. 'siblings:' .. before[3], w) end

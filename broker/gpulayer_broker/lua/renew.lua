@@ -3,7 +3,7 @@
 --   that were granted more than a heartbeat ago, go back uncounted.
 -- Keys: root. Arguments: worker, incarnation, lease_ms, n, then n times id, token, started (1 once the job itself runs),
 --   progress ('' for none).
--- Returns: {'ok', {stale id, …}, {cancelled id, …}, keeper ('1' or '0'), state} or {'unknown'}.
+-- Returns: {'ok', {stale id, …}, {cancelled id, …}, keeper ('1' or '0'), state}, {'unknown'} or {'superseded'}.
 local function started(P, j, now)
   redis.call('HSET', H.job(P, j.id), 'state', 'running', 'started_ms', now)
   H.index(P, j.id, 'scheduled', 'running', j.seq)
@@ -28,14 +28,14 @@ end
 local function keeper(P, worker, beat)
   local who = redis.call('GET', P .. 'keeper')
   if who and who ~= worker then return '0' end
-  redis.call('SET', P .. 'keeper', worker, 'PX', math.floor(2.5 * beat))
+  redis.call('SET', P .. 'keeper', worker, 'PX', math.floor(1.5 * beat))
   return '1'
 end
 
 register('renew', {'allow-oom'}, function(K, A)
   local P, worker, now = K[1], A[1], H.now()
   local v = redis.call('HMGET', P .. 'worker:' .. worker, 'incarnation', 'heartbeat_ms', 'grace_ms', 'class', 'state')
-  if v[1] ~= A[2] then return {'unknown'} end
+  if v[1] ~= A[2] then return {v[1] and 'superseded' or 'unknown'} end
   local until_ms, beat = now + tonumber(A[3]) + tonumber(v[3]), tonumber(v[2])
   local stale, cancelled, listed = {}, {}, {}
   for i = 5, 4 + 4 * tonumber(A[4]), 4 do

@@ -1,0 +1,89 @@
+"""The attempts that a worker holds: what was granted, until when its lease runs, and how to stop it.
+
+A lease is counted from before the call that gave or renewed it was sent, on this machine's monotonic clock: the queue's
+own deadline is never earlier.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpulayer_broker.functions import Grant, Running
+
+CANCELLED, STALE = "cancelled", "stale"
+
+
+@dataclass
+class Attempt:
+    """One grant while this worker holds it. `stop` is set once, with the reason, and wakes whoever runs the job."""
+
+    grant: Grant
+    lease_until_s: float
+    started: bool = True
+    progress: str = ""
+    stop_reason: str = ""
+    stopped: threading.Event = field(default_factory=threading.Event)
+    on_stop: Callable[[str], None] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.grant.id
+
+    @property
+    def token(self) -> str:
+        return self.grant.token
+
+    def stop(self, reason: str) -> None:
+        if self.stopped.is_set():
+            return
+        self.stop_reason = reason
+        self.stopped.set()
+        if self.on_stop:
+            self.on_stop(reason)
+
+
+class Attempts:
+    """All attempts of one worker, by job id. Safe between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[str, Attempt] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, attempt: Attempt) -> None:
+        with self._lock:
+            self._held[attempt.id] = attempt
+        if attempt.grant.cancelled:
+            attempt.stop(CANCELLED)
+
+    def remove(self, attempt: Attempt) -> None:
+        """Forgets this very attempt; a later one of the same job stays."""
+        with self._lock:
+            if self._held.get(attempt.id) is attempt:
+                del self._held[attempt.id]
+
+    def get(self, job_id: str) -> Attempt | None:
+        with self._lock:
+            return self._held.get(job_id)
+
+    def all(self) -> list[Attempt]:
+        with self._lock:
+            return list(self._held.values())
+
+    def listed(self) -> list[Running]:
+        """As a heartbeat lists them."""
+        return [Running(a.id, a.token, a.started, a.progress) for a in self.all()]
+
+    def renewed(self, tokens: set[str], lease_until_s: float) -> None:
+        for attempt in self.all():
+            if attempt.token in tokens:
+                attempt.lease_until_s = lease_until_s
+
+    def expired(self) -> list[Attempt]:
+        now = time.monotonic()
+        return [a for a in self.all() if a.lease_until_s < now]

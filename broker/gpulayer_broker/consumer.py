@@ -1,0 +1,186 @@
+"""How granted messages reach Dramatiq's threads, and how their acknowledgement becomes one commit.
+
+One claimer serves all consumers of a process; each consumer waits on the messages of its own logical queue and never
+spins. What a message's attempt came to (a result, an error, an end reason) is put on its proxy by whoever ran it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dramatiq.broker import Consumer, MessageProxy
+from dramatiq.errors import ConnectionFailed
+from dramatiq.message import Message
+
+from gpulayer_broker.attempts import Attempt
+from gpulayer_broker.errors import QueueUnreachable
+from gpulayer_broker.functions import Arg, Ending
+from gpulayer_broker.member import Member
+from gpulayer_broker.outbox import Outbox
+
+if TYPE_CHECKING:
+    from gpulayer_broker.broker import CapabilityBroker
+
+log = logging.getLogger("gpulayer")
+
+
+@dataclass
+class Outcome:
+    """What the attempt came to, where the one who ran it says more than success or exception."""
+
+    verdict: str = ""
+    reason: str = ""
+    fields: dict[str, Arg] = field(default_factory=dict)
+
+
+class CapabilityMessage(MessageProxy):
+    """A message together with the attempt under which this worker holds it."""
+
+    def __init__(self, message: Message[Any], attempt: Attempt) -> None:
+        super().__init__(message)
+        self.attempt = attempt
+        self.outbox = Outbox(message.message_id)
+        self.outcome = Outcome()
+
+
+class Delivery:
+    """Between the claimer and the consumers: messages by logical queue, and the way back."""
+
+    def __init__(self, broker: CapabilityBroker) -> None:
+        self.broker = broker
+        self.member: Member | None = None
+        self._waiting: defaultdict[str, queue.SimpleQueue[CapabilityMessage]] = defaultdict(queue.SimpleQueue)
+
+    def open(self, member: Member) -> None:
+        self.member = member
+
+    def put(self, attempt: Attempt) -> None:
+        """A grant arrives; one that cannot be read is set aside at once and the queue goes on."""
+        try:
+            message = decode(attempt)
+        except Exception as error:  # noqa: BLE001 - a decoder meets any bytes and may raise anything
+            self._set_aside(attempt, error)
+            return
+        self._waiting[message.queue_name].put(CapabilityMessage(message, attempt))
+
+    def take(self, queue_name: str, timeout_s: float) -> CapabilityMessage | None:
+        try:
+            return self._waiting[queue_name].get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _set_aside(self, attempt: Attempt, error: Exception) -> None:
+        log.error("job %s cannot be read and is set aside: %s", attempt.id, error)
+        fields = {"error": error_field(type(error).__name__, str(error))}
+        self.commit(attempt, Ending(attempt.id, attempt.token, "failed", "undecodable", fields=fields), [])
+
+    def commit(self, attempt: Attempt, ending: Ending, needs: Iterable[Any]) -> None:
+        assert self.member is not None
+        try:
+            self.member.claims.commit(attempt, ending, needs)
+        except QueueUnreachable as error:
+            raise ConnectionFailed(str(error)) from error
+
+    def release(self, message: CapabilityMessage) -> None:
+        assert self.member is not None
+        try:
+            self.member.claims.release(message.attempt, "returned")
+        except QueueUnreachable as error:
+            raise ConnectionFailed(str(error)) from error
+
+
+class CapabilityConsumer(Consumer):
+    """Dramatiq's view of one logical queue. It keeps no state: a newer consumer can end what an older one fetched."""
+
+    def __init__(self, delivery: Delivery, queue_name: str, timeout_ms: int) -> None:
+        self.delivery, self.queue_name, self.timeout_s = delivery, queue_name, timeout_ms / 1000
+
+    def __next__(self) -> MessageProxy | None:
+        return self.delivery.take(self.queue_name, self.timeout_s)
+
+    def ack(self, message: MessageProxy) -> None:
+        self._end(message)
+
+    def nack(self, message: MessageProxy) -> None:
+        self._end(message)
+
+    def _end(self, message: MessageProxy) -> None:
+        assert isinstance(message, CapabilityMessage)
+        self.delivery.commit(message.attempt, ending_of(message), message.outbox.needs)
+
+    def requeue(self, messages: Iterable[MessageProxy]) -> None:
+        for message in messages:
+            assert isinstance(message, CapabilityMessage)
+            self.delivery.release(message)
+
+    def close(self) -> None:
+        """Messages that were granted and not fetched stay for the next consumer of the queue."""
+
+
+def decode(attempt: Attempt) -> Message[Any]:
+    """The message of a grant, with the options that its retries have left."""
+    message: Message[Any] = Message.decode(attempt.grant.spec)
+    if message.message_id != attempt.id:
+        raise ValueError(f"the record names job {message.message_id}")
+    if attempt.grant.options:
+        message.options.update(loads(attempt.grant.options))
+    return message
+
+
+def ending_of(message: CapabilityMessage) -> Ending:
+    """How the attempt ends: a retry if middleware asked for one, else what its runner said, else success or failure."""
+    from gpulayer_broker.broker import submission
+
+    outbox, outcome, attempt = message.outbox, message.outcome, message.attempt
+    successors = [
+        submission(m, needs, delay_ms, attempt.grant.owner) for m, needs, delay_ms in outbox.successors
+    ]
+    fields = dict(outcome.fields)
+    if outbox.retry is not None:
+        fields["options"] = dumps(outbox.retry.options)
+        fields["retries"] = int(outbox.retry.options.get("retries", 0))
+        return Ending(
+            attempt.id,
+            attempt.token,
+            "retry",
+            delay_ms=outbox.retry_delay_ms,
+            fields=fields,
+            outbox=successors,
+        )
+    if outcome.verdict:
+        verdict, reason = outcome.verdict, outcome.reason
+    elif message.failed or message._exception is not None:
+        verdict, reason = "failed", "user_error"
+        fields.setdefault("error", _error_of(message))
+    else:
+        verdict, reason = "succeeded", ""
+    return Ending(attempt.id, attempt.token, verdict, reason, fields=fields, outbox=successors)
+
+
+def _error_of(message: CapabilityMessage) -> bytes:
+    exception = message._exception
+    if exception is None:
+        return error_field("Failed", "the message was rejected", message.options.get("traceback", ""))
+    return error_field(type(exception).__name__, str(exception), message.options.get("traceback", ""))
+
+
+def error_field(type_name: str, text: str, traceback: str = "", **more: Any) -> bytes:
+    """An error as a job's record keeps it: type name, message and traceback, never an object."""
+    return dumps({"type": type_name, "message": text, "traceback": traceback, **more})
+
+
+def dumps(value: Mapping[str, Any]) -> bytes:
+    import orjson
+
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS, default=str)
+
+
+def loads(data: bytes) -> dict[str, Any]:
+    import orjson
+
+    return dict(orjson.loads(data))

@@ -1,0 +1,115 @@
+"""The heartbeat: renews the leases of what runs, on a connection of its own that never retries.
+
+It also keeps the namespace's clock while this worker is its keeper: it ticks when something falls due, and is woken
+early by mail of kind `timer`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from gpulayer_broker import functions
+from gpulayer_broker.attempts import CANCELLED, STALE, Attempts
+from gpulayer_broker.errors import GpulayerError
+from gpulayer_broker.functions import Renewed
+from gpulayer_broker.queue import Queue
+from gpulayer_broker.settings import Settings
+
+log = logging.getLogger("gpulayer")
+
+
+class Heartbeat(threading.Thread):
+    """Beats until stopped. `on_lease(until_s)` is told how far the leases now reach, on the monotonic clock."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        attempts: Attempts,
+        settings: Settings,
+        *,
+        worker: str,
+        incarnation: str,
+        register: Callable[[], None],
+        on_lease: Callable[[float], None],
+        on_superseded: Callable[[], None],
+    ) -> None:
+        super().__init__(name="gpulayer-heartbeat", daemon=True)
+        self.queue, self.attempts, self.settings = queue, attempts, settings
+        self.worker, self.incarnation = worker, incarnation
+        self.keeper = False
+        self._register, self._on_lease, self._on_superseded = register, on_lease, on_superseded
+        self._wake = threading.Event()
+        self._stop = False
+        self._next_beat_s = 0.0
+
+    def run(self) -> None:
+        while not self._stop:
+            if time.monotonic() >= self._next_beat_s:
+                self._next_beat_s = time.monotonic() + self.settings.heartbeat_s
+                self._guarded(self.beat)
+            due_s = self._guarded(self._tick) if self.keeper else None
+            self._wake.clear()
+            self._wake.wait(self._pause_s(due_s))
+
+    def beat_soon(self) -> None:
+        """Beats now rather than at the next interval, so that a started job or its progress is seen at once."""
+        self._next_beat_s = 0.0
+        self._wake.set()
+
+    def timer(self) -> None:
+        """Something falls due earlier than was known."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._stop = True
+        self._wake.set()
+
+    def beat(self) -> None:
+        """One renewal; what it answers is carried out."""
+        listed, sent_s = self.attempts.listed(), time.monotonic()
+        lease_ms = int(self.settings.lease_s * 1000)
+        renewed = self.queue.run_once(functions.renew(self.worker, self.incarnation, lease_ms, listed))
+        if renewed.status == "superseded":
+            self._on_superseded()
+            return
+        if not renewed.known:
+            self._register()
+            return
+        self._carry_out(renewed, {a.id: a.token for a in listed}, sent_s)
+
+    def _carry_out(self, renewed: Renewed, tokens: dict[str, str], sent_s: float) -> None:
+        self.keeper = renewed.keeper
+        until_s = sent_s + self.settings.lease_s
+        self.attempts.renewed(
+            {token for job_id, token in tokens.items() if job_id not in renewed.stale}, until_s
+        )
+        self._on_lease(until_s)
+        for reason, ids in ((STALE, renewed.stale), (CANCELLED, renewed.cancelled)):
+            for job_id in ids:
+                attempt = self.attempts.get(job_id)
+                if attempt and attempt.token == tokens[job_id]:  # not a later attempt of the same job
+                    attempt.stop(reason)
+
+    def _tick(self) -> float:
+        s = self.settings
+        ticked = self.queue.run_once(
+            functions.tick(int(s.lease_s * 1000), int(s.job_keep_s * 1000), int(s.result_keep_s * 1000))
+        )
+        return ticked.next_ms / 1000
+
+    def _pause_s(self, due_s: float | None) -> float:
+        until_beat_s = max(0.0, self._next_beat_s - time.monotonic())
+        return until_beat_s if due_s is None else min(until_beat_s, due_s + 0.001)
+
+    def _guarded(self, action: Callable[[], float | None]) -> float | None:
+        """A beat that fails is one beat lost: the lease outlasts several, and enforces itself at its end."""
+        try:
+            return action()
+        except GpulayerError as error:
+            self.keeper = False
+            self._next_beat_s = min(self._next_beat_s, time.monotonic() + min(1.0, self.settings.heartbeat_s))
+            log.warning("heartbeat of %s: %s", self.worker, error)
+            return None

@@ -1,0 +1,82 @@
+"""A worker's inbox: bell and mail in one stream, read by one blocking call.
+
+After each connect, and whenever nothing came for a while, the worker claims unasked, so that a lost bell costs at
+most that while.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpulayer_broker.errors import GpulayerError
+from gpulayer_broker.queue import Queue
+
+log = logging.getLogger("gpulayer")
+
+Mail = Mapping[str, str]
+
+
+class Inbox(threading.Thread):
+    """Reads until stopped; `on_mail` gets each piece of mail but the bell, `claim` is called for the bell."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        worker: str,
+        *,
+        block_s: float,
+        claim: Callable[[], object],
+        on_mail: Callable[[Mail], None],
+    ) -> None:
+        super().__init__(name="gpulayer-inbox", daemon=True)
+        self.queue = queue
+        self.key = queue.keys.inbox(worker)
+        self.block_s = block_s
+        self.last_good_s = time.monotonic()
+        self._claim, self._on_mail = claim, on_mail
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        last = b"0-0"
+        unasked = True
+        while not self._stop.is_set():
+            try:
+                if unasked:
+                    self._claim()
+                entries = self._read(last)
+                self.last_good_s = time.monotonic()
+                if entries:
+                    last = entries[-1][0]
+                unasked = self._sort(entries)
+            except GpulayerError as error:
+                log.warning("inbox: %s", error)
+                unasked = True
+                self._stop.wait(0.5)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self.queue.link.close()
+
+    def _read(self, last: bytes) -> list[Any]:
+        block_ms = int(self.block_s * 1000)
+        reply = self.queue.link.block(
+            "XREAD", "BLOCK", block_ms, "STREAMS", self.key, last, timeout_s=self.block_s
+        )
+        return list(reply[0][1]) if reply else []
+
+    def _sort(self, entries: list[Any]) -> bool:
+        """Hands mail on; whether a claim is due: the bell rang, or nothing came at all."""
+        mails = [_mail(values) for _, values in entries]
+        for mail in mails:
+            if mail.get("kind") != "work":
+                self._on_mail(mail)
+        return not mails or any(mail.get("kind") == "work" for mail in mails)
+
+
+def _mail(values: list[bytes]) -> Mail:
+    texts = [value.decode("utf-8", "replace") for value in values]
+    return dict(zip(texts[::2], texts[1::2], strict=False))
