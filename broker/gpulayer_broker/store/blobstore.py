@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class BlobStore(Protocol):
-    """Blobs by SHA-256. Failures are StoreError, BlobMissing or BlobCorrupt."""
+    """Blobs by SHA-256. A failing store is StoreError, BlobMissing or BlobCorrupt."""
 
     @property
     def limit_bytes(self) -> int | None:
@@ -26,7 +26,7 @@ class BlobStore(Protocol):
         """Store `data`; its SHA-256."""
 
     def put_file(self, source: Path | int) -> tuple[str, int]:
-        """Store a regular file, by path or open descriptor; its SHA-256 and size in bytes."""
+        """Store a regular file, by path or open descriptor; its SHA-256 and size. BadSource if unreadable."""
 
     def read_bytes(self, sha: str, limit_bytes: int) -> bytes:
         """The verified content of a blob that is no larger than `limit_bytes`."""

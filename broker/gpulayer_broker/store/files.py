@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from gpulayer_broker.errors import BlobCorrupt, StoreError
+from gpulayer_broker.errors import BadSource, BlobCorrupt, GpulayerError, StoreError
 
 CHUNK_BYTES = 1 << 20
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -70,7 +70,7 @@ def regular_file(source: Path | int) -> Iterator[int]:
     try:
         fd = os.open(source, FILE_FLAGS)
     except OSError as error:
-        raise StoreError(f"{source}: cannot be read: {reason(error)}") from error
+        raise BadSource(f"{source}: cannot be read: {reason(error)}") from error
     try:
         yield _checked_regular(fd, str(source))
     finally:
@@ -79,37 +79,36 @@ def regular_file(source: Path | int) -> Iterator[int]:
 
 def _checked_regular(fd: int, label: str) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise StoreError(f"{label}: not a regular file")
+        raise BadSource(f"{label}: not a regular file")
     return fd
 
 
-def chunks_of(fd: int, label: str) -> Iterator[bytes]:
+def chunks_of(fd: int, label: str, error_type: type[GpulayerError] = StoreError) -> Iterator[bytes]:
     """The file's bytes from its start; the descriptor's own position is neither used nor moved."""
     offset = 0
-    while chunk := _read_at(fd, offset, label):
+    while True:
+        try:
+            chunk = os.pread(fd, CHUNK_BYTES, offset)
+        except OSError as error:
+            raise error_type(f"{label}: cannot be read: {reason(error)}") from error
+        if not chunk:
+            return
         offset += len(chunk)
         yield chunk
 
 
-def _read_at(fd: int, offset: int, label: str) -> bytes:
-    try:
-        return os.pread(fd, CHUNK_BYTES, offset)
-    except OSError as error:
-        raise StoreError(f"{label}: cannot be read: {reason(error)}") from error
-
-
 def read_still(fd: int, consume: Callable[[Iterator[bytes]], tuple[str, int]], label: str) -> tuple[str, int]:
-    """What `consume` says of the file's bytes, read while nobody wrote; StoreError if it keeps changing.
+    """What `consume` says of the file's bytes, read while nobody wrote; BadSource if it keeps changing.
 
     `consume` returns hash and size, and is called again, from the start, when the file changed under it.
     """
     for _ in range(_READ_ATTEMPTS):
         before = os.fstat(fd)
-        sha, size_bytes = consume(chunks_of(fd, label))
+        sha, size_bytes = consume(chunks_of(fd, label, BadSource))
         after = os.fstat(fd)
         if size_bytes == after.st_size and _stamp(before) == _stamp(after):
             return sha, size_bytes
-    raise StoreError(
+    raise BadSource(
         f"{label}: changed while it was read, {_READ_ATTEMPTS} times; wait until its writer is done"
     )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulayer_broker.errors import BlobCorrupt, BlobMissing, StoreError
+from gpulayer_broker.errors import BadSource, BlobCorrupt, BlobMissing, StoreError
 from gpulayer_broker.store import files
 from gpulayer_broker.store.local import LocalStore
 from tests.support import wait_until
@@ -198,7 +198,7 @@ def test_only_regular_files_are_stored(
 ) -> None:
     make(tmp_path / "thing")
 
-    with pytest.raises(StoreError, match="not a regular file"):
+    with pytest.raises(BadSource, match="not a regular file"):
         store.put_file(tmp_path / "thing")
 
 
@@ -206,7 +206,7 @@ def test_a_link_is_not_stored_as_what_it_points_to(store: LocalStore, tmp_path: 
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "link").symlink_to(tmp_path / "secret")
 
-    with pytest.raises(StoreError, match="cannot be read"):
+    with pytest.raises(BadSource, match="cannot be read"):
         store.put_file(tmp_path / "link")
     assert blobs_in(store) == []
 
@@ -243,7 +243,7 @@ def test_a_file_that_never_holds_still_is_refused(
     path.write_bytes(b"one")
     changing_file(monkeypatch, path, times=100)
 
-    with pytest.raises(StoreError, match=r"log: changed while it was read"):
+    with pytest.raises(BadSource, match=r"log: changed while it was read"):
         store.put_file(path)
     assert blobs_in(store) == leftovers_in(store) == []
 
@@ -290,7 +290,7 @@ import sys
 from pathlib import Path
 from gpulayer_broker.store import files, local
 
-def endless(fd, label):
+def endless(fd, label, error_type):
     while True:
         yield b"x"
 
