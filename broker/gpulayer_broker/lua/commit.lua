@@ -52,8 +52,10 @@ register('commit', {'allow-oom'}, function(K, A)
   if bad then return bad end
   local blocks, after, unknown = blocks_of(P, A, i)
   if unknown then return {'introduce', unknown} end
-  local verdict = verdict_of(P, H.load(P, A[1]), A, fields, blocks, now)
+  local j = H.load(P, A[1])
+  local verdict = verdict_of(P, j, A, fields, blocks, now)
   if A[after] ~= '1' then
+    if j and (verdict == 'ok' or verdict == 'cancelled') then H.poke(P, j.worker, now) end
     return {verdict, {}}
   end
   local grants = H.claim(P, H.offer(A, after + 1), now)

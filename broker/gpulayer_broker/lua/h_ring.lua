@@ -20,6 +20,7 @@ end
 function H.room_of(P, w)
   local text = redis.call('HGET', P .. 'room', w)
   if not text then return nil end
+  if text == '?' then return {unknown = true} end
   local cpus, memory, disk, rest = string.match(text, '^(%-?%d+) (%-?%d+) (%-?%d+)(.*)$')
   local room = {cpus = tonumber(cpus), memory = tonumber(memory), disk = tonumber(disk), lots = {}}
   for uuid, group, free in string.gmatch(rest, ' ([^| ]+)|(%d+)|(%-?%d+)') do
@@ -55,7 +56,7 @@ function H.ring_class(P, class, sig, need, now, except)
   for _, w in ipairs(some) do
     if w ~= except then
       local room = H.room_of(P, w)
-      if room and H.fit(room, need, groups) then
+      if room and (room.unknown or H.fit(room, need, groups)) then
         if H.fresh(P, w, now) then
           H.wake(P, class, w, sig, now)
           return w
@@ -85,20 +86,28 @@ function H.ring(P, sig, now, except)
   end
 end
 
--- devices or cores came free on a worker that does not claim in this call
+-- a worker's own attempt ended in a call in which it does not claim: it is rung even if it was before, because it may have
+-- answered that bell while it was full
 function H.poke(P, w, now)
   local class, state = unpack(redis.call('HMGET', P .. 'worker:' .. w, 'class', 'state'))
-  if class and state == 'online' and redis.call('ZSCORE', P .. 'rung', w) == false then H.wake(P, class, w, '', now) end
+  if not class or state ~= 'online' then return end
+  local rung = redis.call('HGET', P .. 'rungsig', w)
+  H.wake(P, class, w, rung or '', now)
 end
 
--- others on the same node see what came free
+-- others on the same node see what came free: at once where something waits, else their room counts as unknown, so that the
+-- next job that they fit rings one of them
 function H.poke_siblings(P, node, except, now)
   if redis.call('SCARD', P .. 'siblings:' .. node) < 2 then return end
-  local waiting = {}
+  local waiting, poked = {}, 0
   for i, prio in ipairs(H.PRIORITIES) do waiting[i] = P .. 'waiting:' .. prio end
-  if redis.call('EXISTS', unpack(waiting)) == 0 then return end
-  local poked = 0
-  for _, w in ipairs(redis.call('SMEMBERS', P .. 'siblings:' .. node)) do
-    if w ~= except and poked < 8 then H.poke(P, w, now); poked = poked + 1 end
+  local some = redis.call('EXISTS', unpack(waiting)) > 0
+  for _, w in ipairs(redis.call('SRANDMEMBER', P .. 'siblings:' .. node, 64)) do
+    if w ~= except then
+      if some and poked < 8 then
+        if not redis.call('ZSCORE', P .. 'rung', w) then H.poke(P, w, now) end
+        poked = poked + 1
+      elseif redis.call('HEXISTS', P .. 'room', w) == 1 then redis.call('HSET', P .. 'room', w, '?') end
+    end
   end
 end

@@ -19,6 +19,7 @@ local function unlisted(P, worker, listed, beat, now)
       if granted < now - beat then
         local j = H.load(P, id)
         H.end_or(P, j, now, function() H.again(P, j, 'retrying', now) end)
+        H.poke(P, worker, now)
       end
     end
   end

@@ -46,7 +46,10 @@ local function reap(P, lease, now)
       n = n + 1
     end
   end
-  for w, lost in pairs(dead) do H.count_death(P, w, lost, now) end
+  for w, lost in pairs(dead) do
+    H.count_death(P, w, lost, now)
+    H.poke(P, w, now)                            -- it may live, and have room again
+  end
   return n
 end
 
