@@ -26,7 +26,6 @@ class FunctionCall:
     name: str = "function"
     protocol: int = 5
     result_limit_bytes: int | None = None
-    fallback_path: tuple[str, ...] = ()
 
     def as_message(self) -> dict[str, Any]:
         """The form in which the runner takes it."""
@@ -38,7 +37,6 @@ class FunctionCall:
             "name": self.name,
             "protocol": self.protocol,
             "result_limit_bytes": self.result_limit_bytes,
-            "fallback_path": list(self.fallback_path),
         }
 
 

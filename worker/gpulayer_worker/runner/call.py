@@ -22,8 +22,6 @@ from typing import Any, NoReturn
 
 from . import report
 
-# Stands in a command line for the number of the report pipe.
-REPORT_HERE = "{report}"
 INTERRUPTED = 130
 # Names that only a pickle by value holds: code does not survive a change of Python's minor version.
 BY_VALUE = (b"_make_function", b"_make_skeleton_class", b"CodeType")

@@ -103,18 +103,16 @@ def _wear(environment: dict[str, str]) -> None:
 
 def _execute(argv: list[str], environment: dict[str, str], pipes: dict[str, int]) -> int:
     """Replaces this process by the command; returns only when that fails."""
-    if pipes.get("report") is not None and argv[-1:] == [call.REPORT_HERE]:
-        os.set_inheritable(pipes["report"], True)
-        argv = [*argv[:-1], str(pipes["report"])]
     try:
         os.execvpe(argv[0], argv, environment)
     except (OSError, ValueError) as error:
-        kind, text, code = _why_not(argv[0], error)
+        kind, text, code = why_not(argv[0], error)
         _explain(pipes, kind, text)
         return code
 
 
-def _why_not(program: str, error: Exception) -> tuple[str, str, int]:
+def why_not(program: str, error: Exception) -> tuple[str, str, int]:
+    """Why a program could not be executed: type, text and exit code, as a shell would tell them apart."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.ENOENT and os.path.isfile(program):
         return (

@@ -1,0 +1,1 @@
+"""Job processes: real ones, started, ended and killed."""

@@ -1,0 +1,93 @@
+"""The runner in every Python that is here, from 3.8 on, with nothing of GPUlayer installed in it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulayer_worker.processes.bundle import fallback_folders
+from gpulayer_worker.processes.fork_server import ForkServer
+
+from .bench import PATIENCE_S, Bench, error, pickled, value
+
+VERSIONS = ["3.8", "3.9", "3.10", "3.12", "3.13"]
+
+
+def find_python(version: str) -> str | None:
+    """A Python of that version, on the path or from pyenv, that runs and lacks cloudpickle."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"{version}.*/bin/python"))]
+    for python in filter(None, candidates):
+        check = f"import sys; assert '%s.%s' % sys.version_info[:2] == '{version}'"
+        if subprocess.run([python, "-c", check], capture_output=True, check=False).returncode == 0:
+            return python
+    return None
+
+
+@pytest.fixture(params=VERSIONS)
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    python = find_python(request.param)
+    if python is None:
+        pytest.skip(f"needs Python {request.param}")
+    server = ForkServer(python, {}, fallback_path=fallback_folders(tmp_path / "state"))
+    yield Bench(tmp_path, server)
+    server.close()
+
+
+def test_a_function_runs_and_its_result_is_pickled_by_the_cloudpickle_that_was_brought(
+    elsewhere: Bench,
+) -> None:
+    call = elsewhere.call(pickle.dumps(divmod), pickle.dumps(((7, 2), {})))
+
+    assert value(elsewhere.start(call).wait(PATIENCE_S)) == (3, 1)
+
+
+def test_errors_are_told(elsewhere: Bench) -> None:
+    call = elsewhere.call(pickle.dumps(divmod), pickle.dumps(((7, 0), {})))
+    told = error(elsewhere.start(call).wait(PATIENCE_S))
+
+    assert (told["type"], told["kind"]) == ("ZeroDivisionError", "pickle")
+
+
+def test_code_of_this_python_is_refused_there(elsewhere: Bench) -> None:
+    call = elsewhere.call(pickled(find_python), pickle.dumps((("3.8",), {})))
+    told = error(elsewhere.start(call).wait(PATIENCE_S))
+
+    assert told["type"] == "CannotLoad"
+    assert "Python {}.{}.{}".format(*sys.version_info[:3]) in told["message"]
+
+
+def test_commands_run_and_their_strays_end(elsewhere: Bench) -> None:
+    end = elsewhere.shell("sleep 1000 & exit 4").wait(PATIENCE_S)
+
+    assert end.exit is not None
+    assert end.exit.code == 4
+    assert len(end.strays) == 1
+
+
+def test_the_stand_in_for_gpulayer_serves_where_the_package_is_missing(elsewhere: Bench) -> None:
+    (elsewhere.folder / "work.py").write_text(
+        "import gpulayer as gl\n"
+        "@gl.remote(gpus=1)\n"
+        "def work(x):\n"
+        "    gl.progress(1, 2)\n"
+        "    return [x + 1, gl.current_job().id, gl.Runtime.current().world_size]\n"
+        "def submit():\n"
+        "    return work.delay(1)\n"
+    )
+    seen: list[object] = []
+    env = elsewhere.env | {"GPULAYER_JOB_ID": "j_1"}
+    call = elsewhere.call(b"cwork\nwork\n.", pickle.dumps(((1,), {})))
+    refused = elsewhere.call(b"cwork\nsubmit\n.", pickle.dumps(((), {})))
+
+    assert value(elsewhere.start(call, env=env, on_progress=seen.append).wait(PATIENCE_S)) == [2, "j_1", 1]
+    assert seen == [{"done": 1.0, "total": 2.0}]
+    told = error(elsewhere.start(refused, env=env).wait(PATIENCE_S))
+    assert "install gpulayer in its Python" in told["message"]

@@ -1,0 +1,36 @@
+"""A worker of its own process, for tests that stop or kill it: starts one job, prints pids, sleeps.
+
+Usage: worker_stand_in.py FOLDER LEASE_S SCRIPT. It prints the pid of its fork server once the job runs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from gpulayer_worker.processes.ending import become_subreaper, lease_clock_s
+from gpulayer_worker.processes.fork_server import ForkServer
+from gpulayer_worker.processes.job import JobProcess
+
+
+def main(folder: str, lease_s: float, script: str) -> None:
+    become_subreaper()
+    server = ForkServer(sys.executable, {})
+    job = JobProcess(
+        id="j1",
+        work=("sh", "-c", script),
+        cwd=Path(folder),
+        env={"PATH": os.environ["PATH"], "GPULAYER_SCRATCH": folder},
+        stdout=1,
+        stderr=2,
+        lease_until_s=lease_clock_s() + lease_s,
+    )
+    server.start(job).started.result(20)
+    print(server.pid, flush=True)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,185 @@
+"""What a job sees of the machine: its environment, built from nothing but what it was granted.
+
+Of the worker's own environment only locale, time zone, temporary folder, proxies and certificates go over, and the
+PATH, behind the folder of the job's Python. The submitter's variables override defaults, never the grant itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .processes.bundle import SHIM
+
+PASSED_ON = ("LANG", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR")
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY")
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Every runtime takes -1 for "none"; an empty HIP mask counts as unset, and libraries fail on int("").
+NO_DEVICE = "-1"
+MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+SITE_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib')); print(sysconfig.get_path('platlib'))"
+ASK_PYTHON_S = 20.0
+
+
+@dataclass(frozen=True)
+class Device:
+    """A granted device: its number in PCI order, its UUID, and whether it is a slice (MIG) of one."""
+
+    index: int
+    uuid: str
+    is_slice: bool = False
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where the job reads and writes. `resume` is the checkpoint that it continues from."""
+
+    scratch: Path
+    outputs: Path
+    cache: Path
+    resume: Path | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """The process' place in a distributed job."""
+
+    rank: int = 0
+    world_size: int = 1
+    nodes: int = 1
+    node_rank: int = 0
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Everything that one process of one attempt was given. `accelerator` is cpu, cuda, rocm or mps."""
+
+    job_id: str
+    attempt: int
+    name: str
+    accelerator: str
+    cpus: int
+    python: str
+    folders: Folders
+    devices: tuple[Device, ...] = ()
+    place: Place = Place()
+
+
+def job_environment(
+    grant: Grant,
+    submitted: Mapping[str, str],
+    workers_own: Mapping[str, str],
+    library_folders: Iterable[str] = (),
+) -> dict[str, str]:
+    """The whole environment of a job's process."""
+    environment = {name: value for name, value in workers_own.items() if is_passed_on(name)}
+    environment |= _defaults(grant)
+    environment |= {name: value for name, value in submitted.items() if name not in MASKS}
+    environment |= _identity(grant) | device_masks(grant.accelerator, grant.devices)
+    environment["PATH"] = _joined(
+        [os.path.dirname(grant.python)], submitted.get("PATH") or workers_own.get("PATH") or SYSTEM_PATH
+    )
+    environment["PYTHONPATH"] = _joined([], submitted.get("PYTHONPATH", ""), str(SHIM))
+    libraries = _joined(library_folders, submitted.get("LD_LIBRARY_PATH", ""))
+    if libraries:
+        environment["LD_LIBRARY_PATH"] = libraries
+    return environment
+
+
+def is_passed_on(name: str) -> bool:
+    """Whether a variable of the worker's own environment reaches its jobs."""
+    return name in PASSED_ON or name.startswith("LC_") or name.upper() in PROXIES
+
+
+def device_masks(accelerator: str, devices: tuple[Device, ...]) -> dict[str, str]:
+    """The variables that hide every device but the granted ones: one for a GPU job, all for a CPU job."""
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if accelerator == "cuda":
+        return order | {"CUDA_VISIBLE_DEVICES": _mask(devices)}
+    if accelerator == "rocm":
+        return order | {"HIP_VISIBLE_DEVICES": _mask(devices)}
+    return order | {"CUDA_VISIBLE_DEVICES": NO_DEVICE, "HIP_VISIBLE_DEVICES": NO_DEVICE}
+
+
+def nvidia_library_folders(python: str) -> tuple[str, ...]:
+    """The `nvidia/*/lib` folders of a Python's packages, where pip puts CUDA's libraries."""
+    roots = [Path(folder) / "nvidia" for folder in site_packages(python)]
+    return tuple(folder for root in roots for folder in _library_folders(root, _changed_ns(root)))
+
+
+@functools.cache
+def site_packages(python: str) -> tuple[str, ...]:
+    """Where a Python keeps its packages; empty when it cannot say."""
+    try:
+        answer = subprocess.run(
+            [python, "-E", "-s", "-c", SITE_PACKAGES],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=ASK_PYTHON_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(dict.fromkeys(answer.stdout.split("\n")[:2]))
+
+
+@functools.lru_cache(maxsize=64)
+def _library_folders(root: Path, _changed: int) -> tuple[str, ...]:
+    return tuple(sorted(str(folder) for folder in root.glob("*/lib") if folder.is_dir()))
+
+
+def _changed_ns(folder: Path) -> int:
+    """Changes when a package is added, so that the list is read anew."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _defaults(grant: Grant) -> dict[str, str]:
+    """What the submitter may override."""
+    cache = grant.folders.cache
+    return {
+        "HOME": str(grant.folders.scratch / "home"),
+        "XDG_CACHE_HOME": str(cache),
+        "HF_HOME": str(cache / "huggingface"),
+        "TORCH_HOME": str(cache / "torch"),
+        "OMP_NUM_THREADS": str(grant.cpus),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _identity(grant: Grant) -> dict[str, str]:
+    folders, place = grant.folders, grant.place
+    return {
+        "GPULAYER_JOB_ID": grant.job_id,
+        "GPULAYER_ATTEMPT": str(grant.attempt),
+        "GPULAYER_NAME": grant.name,
+        "GPULAYER_ACCELERATOR": grant.accelerator,
+        "GPULAYER_GPUS": str(len(grant.devices)),
+        "GPULAYER_OUTPUTS": str(folders.outputs),
+        "GPULAYER_SCRATCH": str(folders.scratch),
+        "GPULAYER_CACHE": str(folders.cache),
+        "GPULAYER_RESUME": str(folders.resume) if folders.resume is not None else "",
+        "GPULAYER_RANK": str(place.rank),
+        "GPULAYER_WORLD_SIZE": str(place.world_size),
+        "GPULAYER_NODES": str(place.nodes),
+        "GPULAYER_NODE_RANK": str(place.node_rank),
+    }
+
+
+def _mask(devices: tuple[Device, ...]) -> str:
+    """Numbers for whole devices, which every library understands; UUIDs as soon as a slice is among them."""
+    by_uuid = any(device.is_slice for device in devices)
+    return ",".join(device.uuid if by_uuid else str(device.index) for device in devices) or NO_DEVICE
+
+
+def _joined(first: Iterable[str], *rest: str) -> str:
+    """A search path without empty entries (an empty entry is the current folder) and without repetition."""
+    entries = [*first, *(entry for part in rest for entry in part.split(os.pathsep))]
+    return os.pathsep.join(dict.fromkeys(entry for entry in entries if entry))
