@@ -8,8 +8,9 @@ The server's memory is everybody's: one store serves one job, and takes no more 
 from __future__ import annotations
 
 import contextlib
-import os
+import hashlib
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -38,7 +39,7 @@ _LARGEST_BYTES = 4 << 30
 
 
 class QueueStore:
-    """The blobs of one job on a Redis or Valkey server; `client` returns bytes (the default of redis-py)."""
+    """The blobs of one job on a Redis or Valkey server; for threads. `client` returns bytes, as redis-py does."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class QueueStore:
         self._limit_bytes = min(limit_bytes, _LARGEST_BYTES)
         self._ttl_s = ttl_s
         self._taken: dict[str, int] = {}
+        self._lock = threading.Lock()
 
     @property
     def limit_bytes(self) -> int:
@@ -68,22 +70,17 @@ class QueueStore:
         return missing
 
     def put_bytes(self, data: bytes) -> str:
-        """Store `data`; its SHA-256."""
+        """Store `data`, whether or not it is there; its SHA-256."""
         sha, size_bytes = digest_of((data,))
-        if self.has([sha]):
-            self._put(
-                sha, size_bytes, (data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES))
-            )
+        self._put(sha, size_bytes, (data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)))
         return sha
 
     def put_file(self, source: Path | int) -> tuple[str, int]:
-        """Store a regular file; BadSource if it cannot be read, or never holds still."""
+        """Store a regular file, whether or not it is there; BadSource if it cannot be read, or changes."""
         label = str(source)
         with regular_file(source) as fd:
-            self._check_limit("", os.fstat(fd).st_size)
             sha, size_bytes = read_still(fd, digest_of, label)
-            if self.has([sha]):
-                self._put(sha, size_bytes, chunks_of(fd, label, BadSource))
+            self._put(sha, size_bytes, chunks_of(fd, label, BadSource))
         return sha, size_bytes
 
     def read_bytes(self, sha: str, limit_bytes: int) -> bytes:
@@ -116,28 +113,32 @@ class QueueStore:
         return [None if size is None or size > _LARGEST_BYTES else size for size in sizes]
 
     def _put(self, sha: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
-        self._check_limit(sha, size_bytes)
-        first = _SIZE.pack(size_bytes) + next(chunks, b"")
-        sent = size_sent = 0
-        for sent, chunk in enumerate(chunks, start=1):
-            size_sent += len(chunk)
-            self._set(sha, sent, chunk)
-        if len(first) - _SIZE.size + size_sent != size_bytes:
+        self._reserve(sha, size_bytes)
+        first = next(chunks, b"")
+        digest = hashlib.sha256(first)
+        for n, chunk in enumerate(chunks, start=1):
+            digest.update(chunk)
+            self._set(sha, n, chunk)
+        if digest.hexdigest() != sha:
+            self._discard(sha)
             raise BadSource(f"blob {sha}: its file changed while it was read; wait until its writer is done")
-        self._set(sha, 0, first)
-        self._taken[sha] = size_bytes
+        self._set(sha, 0, _SIZE.pack(size_bytes) + first)
 
     def _set(self, sha: str, n: int, chunk: bytes) -> None:
         self._run([("SET", self._key(sha, n), chunk, "EX", self._ttl_s)])
 
-    def _check_limit(self, sha: str, size_bytes: int) -> None:
-        total_bytes = sum(self._taken.values()) + (0 if sha in self._taken else size_bytes)
-        if total_bytes > self._limit_bytes:
-            raise StoreError(
-                f"{format_size(total_bytes)} of files would travel through the queue, over its limit of"
-                f" {format_size(self._limit_bytes)} per job; ship less, or give the job's data by a server's"
-                " store or a folder that the worker can read"
-            )
+    def _reserve(self, sha: str, size_bytes: int) -> None:
+        """Count a blob towards the job's limit, once; StoreError if it goes over."""
+        with self._lock:
+            total_bytes = sum(self._taken.values()) + (0 if sha in self._taken else size_bytes)
+            if total_bytes <= self._limit_bytes:
+                self._taken[sha] = size_bytes
+                return
+        raise StoreError(
+            f"{format_size(total_bytes)} of files would travel through the queue, over its limit of"
+            f" {format_size(self._limit_bytes)} per job; ship less, or give the job's data by a server's"
+            " store or a folder that the worker can read"
+        )
 
     def _chunks(self, sha: str, limit_bytes: int | None) -> Iterator[bytes]:
         [size_bytes] = self._sizes([checked_sha256(sha)])
@@ -155,9 +156,12 @@ class QueueStore:
         return BlobMissing(f"blob {sha} is not on the queue, or no longer; submit again to send it anew")
 
     def _discarded(self, sha: str) -> BlobCorrupt:
+        self._discard(sha)
+        return BlobCorrupt(f"blob {sha} was altered on the queue; submit again to send it anew")
+
+    def _discard(self, sha: str) -> None:
         with contextlib.suppress(StoreError):
             self._run([("UNLINK", self._key(sha, 0))])
-        return BlobCorrupt(f"blob {sha} was altered on the queue; submit again to send it anew")
 
     def _run(self, commands: list[tuple[Any, ...]]) -> list[Any]:
         if not commands:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +39,8 @@ LIMIT_FILES = 100_000
 # A folder far over the limit is not walked to its end: the error then says "more than".
 _SURVEYED_TIMES = 4
 _SKIPPED_LINES = 100
+# Syncing to disk and a distant queue are both waiting, which threads share.
+_PUT_THREADS = 8
 
 _NAMED_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -134,21 +138,36 @@ def store_items(
     """
     attempt = partial(_attempt, skipped if tolerant else None)
     hashed = [(item, entry) for item in items if (entry := attempt(entry_of, item))]
-    missing = store.has({entry.sha256 for _, entry in hashed if entry.kind == "file"})
-    new, entries = set(), []
-    for item, entry in hashed:
-        if entry.sha256 in missing:
-            stored = attempt(_put, item, entry, store)
-            if stored is None:
-                continue
-            new.add(stored.sha256)
-            missing.discard(stored.sha256)
-            entry = stored
-        entries.append(entry)
+    entries, new_blobs = _put_missing(hashed, store, lambda hashed: attempt(_put, *hashed, store))
     limits.check((entry.path, entry.size) for entry in entries)
     manifest = _manifest_of(entries)
     store.put_bytes(manifest.encoded)
-    return Bundle(manifest, _bounded(sorted(skipped)), len(new))
+    return Bundle(manifest, _bounded(sorted(skipped)), new_blobs)
+
+
+def _put_missing(
+    hashed: list[tuple[Item, Entry]], store: BlobStore, put: Callable[[tuple[Item, Entry]], Entry | None]
+) -> tuple[list[Entry], int]:
+    """The entries as they are stored, and how many blobs were new.
+
+    Of equal files one is put. If that one has changed meanwhile, the next turn puts another.
+    """
+    missing = store.has({entry.sha256 for _, entry in hashed if entry.kind == "file"})
+    settled: dict[int, Entry | None] = {}
+    new: set[str] = set()
+    with ThreadPoolExecutor(_PUT_THREADS, "gpulayer-put") as pool:
+        while turn := _one_of_each(hashed, missing - new, settled.keys()):
+            settled.update(zip(turn, pool.map(lambda at: put(hashed[at]), turn), strict=True))
+            new.update(entry.sha256 for at in turn if (entry := settled[at]))
+    entries = (settled.get(at, entry) for at, (_, entry) in enumerate(hashed))
+    return [entry for entry in entries if entry], len(new)
+
+
+def _one_of_each(
+    hashed: list[tuple[Item, Entry]], shas: AbstractSet[str], settled: AbstractSet[int]
+) -> list[int]:
+    unsettled = (at for at in reversed(range(len(hashed))) if at not in settled)
+    return list({sha: at for at in unsettled if (sha := hashed[at][1].sha256) in shas}.values())
 
 
 def _bounded(lines: list[str]) -> tuple[str, ...]:

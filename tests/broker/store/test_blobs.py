@@ -8,13 +8,22 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from gpulayer_broker.connection import Endpoint
-from gpulayer_broker.errors import BadSource, BlobCorrupt, BlobMissing, SourceTooLarge, StoreError
+from gpulayer_broker.errors import (
+    BadSource,
+    BlobCorrupt,
+    BlobMissing,
+    GpulayerError,
+    SourceTooLarge,
+    StoreError,
+)
 from gpulayer_broker.keys import Keys
 from gpulayer_broker.store.blobs import QueueStore
 from gpulayer_broker.store.bundle import make_bundle
-from gpulayer_broker.store.files import CHUNK_BYTES, FOLDER_FLAGS, digest_of, opened
+from gpulayer_broker.store.files import CHUNK_BYTES, FOLDER_FLAGS, chunks_of, digest_of, opened
 from gpulayer_broker.store.unpack import load_manifest, unpack
 from tests.servers import QueueServer
 
@@ -168,22 +177,26 @@ def test_a_name_that_is_no_hash_never_becomes_a_key(store: QueueStore, sha: str)
             use()
 
 
-def test_a_file_that_shrinks_while_it_is_sent_leaves_no_blob(
-    store: QueueStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "change",
+    [lambda path: os.truncate(path, 10), lambda path: path.write_bytes(b"!" * len(BIG))],
+    ids=["shrinks", "is rewritten"],
+)
+def test_a_file_that_changes_while_it_is_sent_leaves_no_blob(
+    store: QueueStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
 ) -> None:
     path = tmp_path / "big"
     path.write_bytes(BIG)
-    has = store.has
 
-    def truncate_and_ask(shas: list[str]) -> set[str]:
-        os.truncate(path, 10)
-        return has(shas)
+    def change_and_read(fd: int, label: str, error_type: type[GpulayerError]) -> Iterator[bytes]:
+        change(path)
+        return chunks_of(fd, label, error_type)
 
-    monkeypatch.setattr(store, "has", truncate_and_ask)
+    monkeypatch.setattr("gpulayer_broker.store.blobs.chunks_of", change_and_read)
 
     with pytest.raises(BadSource, match="changed while it was read"):
         store.put_file(path)
-    assert has([digest_of((BIG,))[0]])
+    assert store.has([digest_of((BIG,))[0]])
 
 
 def test_a_bundle_travels_through_the_queue(store: QueueStore, tmp_path: Path) -> None:
@@ -214,7 +227,7 @@ def test_a_server_that_is_full_or_gone_is_one_line(
     queue_server: Callable[..., QueueServer], key: Callable[[str, int], str]
 ) -> None:
     server = queue_server("--maxmemory", "4mb", "--maxmemory-policy", "noeviction")
-    with redis.Redis(unix_socket_path=server.endpoint.path) as client:
+    with redis.Redis(unix_socket_path=server.endpoint.path, retry=Retry(NoBackoff(), 0)) as client:
         store = QueueStore(client, key)
 
         with pytest.raises(StoreError, match="the queue's server refused or lost a blob") as full:

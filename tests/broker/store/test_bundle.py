@@ -280,6 +280,30 @@ def test_a_file_that_is_written_between_hash_and_put_travels_as_it_was_put(
     assert (store.read_bytes(entry.sha256, 10), entry.size) == (b"after!!", 7)
 
 
+def test_of_equal_files_one_that_changes_meanwhile_does_not_cost_the_other(
+    source: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(source / "a", b"equal")
+    write(source / "b", b"equal")
+    put_file = store.put_file
+    changed: list[str] = []
+
+    def change_then_put(fd: Path | int) -> tuple[str, int]:
+        if not changed:
+            first = source / ("a" if os.fstat(int(str(fd))).st_ino == (source / "a").stat().st_ino else "b")
+            first.write_bytes(b"other")
+            changed.append(first.name)
+        return put_file(fd)
+
+    monkeypatch.setattr(store, "put_file", change_then_put)
+
+    bundle = make_bundle(source, store)
+
+    contents = {entry.path: store.read_bytes(entry.sha256, 5) for entry in bundle.manifest.entries}
+    assert contents == {"a": b"equal", "b": b"equal"} | {changed[0]: b"other"}
+    assert bundle.new_blobs == 2
+
+
 def test_named_files_and_folders_travel_under_their_destinations(source: Path, store: LocalStore) -> None:
     write(source / "a.csv")
     write(source / "d/.git/config")
