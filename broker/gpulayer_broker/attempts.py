@@ -1,7 +1,7 @@
 """The attempts that a worker holds: what was granted, until when its lease runs, and how to stop it.
 
-A lease is counted from before the call that gave or renewed it was sent, on this machine's monotonic clock: the queue's
-own deadline is never earlier.
+A lease is counted from before the call that gave or renewed it was sent, on a clock that runs on while the machine
+sleeps: the queue's own deadline is never earlier.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ from gpulayer_broker.functions import Grant, Running
 CANCELLED, STALE = "cancelled", "stale"
 
 
+def lease_clock_s() -> float:
+    """The clock of leases: monotonic, and it runs on while the machine sleeps, as the queue's own does."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
 @dataclass
 class Attempt:
     """One grant while this worker holds it. `stop` is set once, with the reason, and wakes whoever runs the job."""
@@ -27,6 +33,7 @@ class Attempt:
     stop_reason: str = ""
     stopped: threading.Event = field(default_factory=threading.Event)
     on_stop: Callable[[str], None] | None = None
+    on_lease: Callable[[float], None] | None = None
 
     @property
     def id(self) -> str:
@@ -85,5 +92,5 @@ class Attempts:
                 attempt.lease_until_s = lease_until_s
 
     def expired(self) -> list[Attempt]:
-        now = time.monotonic()
-        return [a for a in self.all() if a.lease_until_s < now]
+        now_s = lease_clock_s()
+        return [a for a in self.all() if a.lease_until_s < now_s]

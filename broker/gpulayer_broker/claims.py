@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable
 
 from gpulayer_broker import functions
-from gpulayer_broker.attempts import Attempt, Attempts
+from gpulayer_broker.attempts import Attempt, Attempts, lease_clock_s
 from gpulayer_broker.functions import Claimed, Committed, DeviceLot, Ending, Offer
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
@@ -70,7 +69,7 @@ class Claims:
             most = self.free
             if most == 0:
                 return 0
-            sent_s = time.monotonic()
+            sent_s = lease_clock_s()
             claimed = self.queue.run(functions.claim(self._offer(most)))
             if self._is_stranger(claimed):
                 claimed = self.queue.run(functions.claim(self._offer(most)))
@@ -80,7 +79,7 @@ class Claims:
     def commit(self, attempt: Attempt, ending: Ending, needs: Iterable[Requirements] = ()) -> Committed:
         """Ends the attempt and claims for the place that it leaves, in one call."""
         with self._lock:
-            sent_s = time.monotonic()
+            sent_s = lease_clock_s()
             offer = self._offer(self.free + 1) if self._open else None
             committed = self.queue.commit(ending, offer, needs)
             self.attempts.remove(attempt)

@@ -31,7 +31,10 @@ log = logging.getLogger("gpulayer")
 
 @dataclass
 class Outcome:
-    """What the attempt came to, where the one who ran it says more than success or exception."""
+    """What the attempt came to, where the one who ran it says more than success or exception.
+
+    verdict: a final state, or `released` with the way as its reason (returned, lost, unfit).
+    """
 
     verdict: str = ""
     reason: str = ""
@@ -86,10 +89,10 @@ class Delivery:
         except QueueUnreachable as error:
             raise ConnectionFailed(str(error)) from error
 
-    def release(self, message: CapabilityMessage) -> None:
+    def release(self, message: CapabilityMessage, how: str = "returned") -> None:
         assert self.member is not None
         try:
-            self.member.claims.release(message.attempt, "returned")
+            self.member.claims.release(message.attempt, how)
         except QueueUnreachable as error:
             raise ConnectionFailed(str(error)) from error
 
@@ -111,6 +114,9 @@ class CapabilityConsumer(Consumer):
 
     def _end(self, message: MessageProxy) -> None:
         assert isinstance(message, CapabilityMessage)
+        if message.outcome.verdict == "released":
+            self.delivery.release(message, message.outcome.reason)
+            return
         self.delivery.commit(message.attempt, ending_of(message), message.outbox.needs)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from gpulayer_broker import functions
-from gpulayer_broker.attempts import CANCELLED, STALE, Attempts
+from gpulayer_broker.attempts import CANCELLED, STALE, Attempts, lease_clock_s
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.functions import Renewed
 from gpulayer_broker.queue import Queue
@@ -22,7 +22,7 @@ log = logging.getLogger("gpulayer")
 
 
 class Heartbeat(threading.Thread):
-    """Beats until stopped. `on_lease(until_s)` is told how far the leases now reach, on the monotonic clock."""
+    """Beats until stopped. `on_lease(until_s)` is told how far the leases now reach, on the clock of leases."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class Heartbeat(threading.Thread):
         self.keeper = False
         self._register, self._on_lease, self._on_superseded = register, on_lease, on_superseded
         self._wake = threading.Event()
-        self._stop = False
+        self._stopped = False
         self._next_beat_s = 0.0
 
     def run(self) -> None:
-        while not self._stop:
+        while not self._stopped:
             if time.monotonic() >= self._next_beat_s:
                 self._next_beat_s = time.monotonic() + self.settings.heartbeat_s
                 self._guarded(self.beat)
@@ -64,12 +64,12 @@ class Heartbeat(threading.Thread):
         self._wake.set()
 
     def stop(self) -> None:
-        self._stop = True
+        self._stopped = True
         self._wake.set()
 
     def beat(self) -> None:
         """One renewal; what it answers is carried out."""
-        listed, sent_s = self.attempts.listed(), time.monotonic()
+        listed, sent_s = self.attempts.listed(), lease_clock_s()
         lease_ms = int(self.settings.lease_s * 1000)
         renewed = self.queue.run_once(functions.renew(self.worker, self.incarnation, lease_ms, listed))
         if renewed.status == "superseded":

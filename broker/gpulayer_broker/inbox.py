@@ -38,12 +38,12 @@ class Inbox(threading.Thread):
         self.block_s = block_s
         self.last_good_s = time.monotonic()
         self._claim, self._on_mail = claim, on_mail
-        self._stop = threading.Event()
+        self._stopped = threading.Event()
 
     def run(self) -> None:
         last = b"0-0"
         unasked = True
-        while not self._stop.is_set():
+        while not self._stopped.is_set():
             try:
                 if unasked:
                     self._claim()
@@ -53,12 +53,13 @@ class Inbox(threading.Thread):
                     last = entries[-1][0]
                 unasked = self._sort(entries)
             except GpulayerError as error:
-                log.warning("inbox: %s", error)
+                if not self._stopped.is_set():
+                    log.warning("inbox: %s", error)
                 unasked = True
-                self._stop.wait(0.5)
+                self._stopped.wait(0.5)
 
     def stop(self) -> None:
-        self._stop.set()
+        self._stopped.set()
         self.queue.link.close()
 
     def _read(self, last: bytes) -> list[Any]:

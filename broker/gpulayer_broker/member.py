@@ -42,7 +42,6 @@ class Callbacks:
 
     deliver: Callable[[Attempt], None]
     on_lease: Callable[[float], None] = lambda until_s: None
-    on_drain: Callable[[], None] = lambda: None
     on_superseded: Callable[[], None] = lambda: None
 
 
@@ -151,8 +150,6 @@ class Member:
         kind = mail.get("kind")
         if kind == "timer":
             self.heartbeat.timer()
-        elif kind == "drain":
-            self.callbacks.on_drain()
         elif kind == "cancel" and (attempt := self.attempts.get(mail.get("job", ""))):
             attempt.stop(CANCELLED)
 

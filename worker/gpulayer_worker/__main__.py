@@ -1,0 +1,59 @@
+"""`python -m gpulayer_worker`: one worker in the foreground, as the supervisor and the command line start it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import socket
+import sys
+
+from gpulayer_broker.connection import Endpoint, Link, check_server
+from gpulayer_broker.errors import GpulayerError
+from gpulayer_broker.folders import locate_folders
+from gpulayer_broker.settings import Settings, load_settings
+from gpulayer_worker.agent import Agent, Options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the worker; the exit code of the error that stopped it, 0 after an orderly stop."""
+    parser = argparse.ArgumentParser(
+        prog="gpulayer-worker", description="Takes jobs from a queue and runs them."
+    )
+    parser.add_argument("--redis", metavar="URL", required=True, help="the queue's server")
+    parser.add_argument("--namespace", default=None, help="namespace of the queue (default: default)")
+    parser.add_argument(
+        "--name", default=socket.gethostname(), help="name of this worker (default: the host's)"
+    )
+    parser.add_argument("--slots", type=int, default=None, help="CPU slots (default: cores)")
+    parser.add_argument(
+        "--label", action="append", default=[], metavar="K=V", help="a label that jobs can ask for"
+    )
+    parser.add_argument("--node", default="", help="name of the machine, where several are simulated on one")
+    parser.add_argument("--private", action="store_true", help="part of this user's private set-up")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("dramatiq").setLevel(
+        logging.CRITICAL
+    )  # a job's failure is the job's, told in its record
+    try:
+        return _run(args)
+    except GpulayerError as error:
+        print(f"gpulayer worker: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(args: argparse.Namespace) -> int:
+    settings: Settings = load_settings()
+    if args.namespace:
+        settings = settings.changed(namespace=args.namespace)
+    labels = tuple((name, value) for name, _, value in (text.partition("=") for text in args.label))
+    endpoint = Endpoint.parse(args.redis)
+    with Link(endpoint) as link:
+        for warning in check_server(link):
+            logging.getLogger("gpulayer").warning("%s", warning)
+    options = Options(endpoint, args.private, args.name, args.slots, labels, args.node)
+    return Agent(options, settings, locate_folders().create()).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""The one actor of GPUlayer's own jobs: its body runs the job in a process of its own and says what it came to.
+
+Dramatiq's middleware (retries, back-off, age limits, Sentry, …) then applies to it as to any actor.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import dramatiq
+from dramatiq.middleware import CurrentMessage
+
+from gpulayer_broker.broker import CapabilityBroker
+from gpulayer_broker.consumer import CapabilityMessage, Outcome
+from gpulayer_broker.errors import GpulayerError
+from gpulayer_broker.requirements import DEFAULT_QUEUE
+from gpulayer_broker.spec import ACTOR
+from gpulayer_worker.running import Run, Workshop, failed, spec_of
+
+MIN_BACKOFF_MS = 1000
+MAX_BACKOFF_MS = 300_000
+
+
+class Unsuccessful(Exception):
+    """The job ended badly: what Dramatiq's middleware looks at to decide on a retry."""
+
+
+class Final(Exception):
+    """The attempt ended in a way that no retry follows: cancelled, handed back, or no longer this worker's."""
+
+
+def declare(broker: CapabilityBroker, shop: Workshop) -> None:
+    """Declares the actor on this worker's broker."""
+    broker.add_middleware(CurrentMessage())
+
+    @dramatiq.actor(
+        broker=broker,
+        actor_name=ACTOR,
+        queue_name=DEFAULT_QUEUE,
+        max_retries=0,
+        min_backoff=MIN_BACKOFF_MS,
+        max_backoff=MAX_BACKOFF_MS,
+        time_limit=float("inf"),
+        throws=Final,
+    )
+    def run(**arguments: object) -> None:
+        message = cast(CapabilityMessage, CurrentMessage.get_current_message())
+        message.outcome = _outcome(shop, message, arguments)
+        if message.outcome.verdict in ("cancelled", "released"):
+            raise Final(message.outcome.verdict)
+        if message.outcome.verdict != "succeeded":
+            raise Unsuccessful(message.outcome.reason)
+
+
+def _outcome(shop: Workshop, message: CapabilityMessage, arguments: dict[str, object]) -> Outcome:
+    try:
+        spec = spec_of(arguments["job"])  # type: ignore[arg-type]
+    except (GpulayerError, KeyError, TypeError) as error:
+        return failed("undecodable", type(error).__name__, str(error))
+    return Run(shop, message.attempt, spec).outcome()

@@ -1,0 +1,243 @@
+"""The worker: starts its parts, waits for a reason to stop, and stops them in order.
+
+First SIGTERM or SIGINT: nothing new is taken, what runs is finished. Second: what runs goes back to the queue at
+once. A worker that was killed clears what it left before it registers again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from hashlib import sha256
+from types import FrameType
+
+import dramatiq
+import orjson
+
+from gpulayer_broker import locks
+from gpulayer_broker.attempts import STALE
+from gpulayer_broker.broker import CapabilityBroker
+from gpulayer_broker.capabilities import Capabilities
+from gpulayer_broker.connection import Endpoint, Link, plain_client
+from gpulayer_broker.errors import ConfigError
+from gpulayer_broker.folders import Folders, machine_name
+from gpulayer_broker.keys import Keys, root_of
+from gpulayer_broker.local_facts import own_capabilities, usable_cpus
+from gpulayer_broker.matching import eligible_groups
+from gpulayer_broker.member import Callbacks, Identity, Member
+from gpulayer_broker.queue import Queue
+from gpulayer_broker.requirements import DEFAULT_QUEUE, Requirements
+from gpulayer_broker.settings import Settings
+from gpulayer_broker.store.blobs import QueueStore
+from gpulayer_broker.store.blobstore import BlobStore
+from gpulayer_broker.store.local import LocalStore
+from gpulayer_worker import actor
+from gpulayer_worker.logs import Logs
+from gpulayer_worker.processes import ending
+from gpulayer_worker.processes.bundle import fallback_folders
+from gpulayer_worker.processes.pool import Pool
+from gpulayer_worker.running import RETURNED, Workshop
+from gpulayer_worker.scratch import remove
+
+log = logging.getLogger("gpulayer")
+
+TIDY_EVERY_S = 30.0
+STOP_PATIENCE_MS = 30_000
+POLL_MS = 500
+
+
+@dataclass(frozen=True)
+class Options:
+    """How this worker was asked to be. `node` names the machine; only tests and simulations give another one."""
+
+    endpoint: Endpoint
+    private: bool = False
+    name: str = field(default_factory=socket.gethostname)
+    slots: int | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    node: str = ""
+
+
+class Agent:
+    """One worker process."""
+
+    def __init__(self, options: Options, settings: Settings, folders: Folders) -> None:
+        self.options, self.settings, self.folders = options, settings, folders
+        machine = machine_name(folders.state.parent)
+        digest = sha256(f"{machine}/{options.name}/{os.getuid()}".encode()).hexdigest()
+        self.identity = Identity(worker=f"w_{digest[:12]}", node=options.node or machine[:16])
+        self.capabilities = self._capabilities()
+        self.started_s = time.time()
+        self.home = folders.state / "workers" / digest[:12]
+        self._signals = 0
+        self._wake = threading.Event()
+        self._judged: dict[str, bool] = {}
+        self._last_beat_s = 0.0
+
+    def _capabilities(self) -> Capabilities:
+        return own_capabilities(queues=(DEFAULT_QUEUE,), cpus=self.options.slots, labels=self.options.labels)
+
+    def run(self) -> int:
+        """Works until asked to stop; the process' exit code."""
+        lock = locks.try_lock(self.folders.worker_lock(self.options.name))
+        if lock is None:
+            raise ConfigError(
+                f"a worker named {self.options.name!r} already runs here: give this one another --name"
+            )
+        with lock:
+            lock.record_pid(os.getpid())
+            self._clear_leftovers()
+            return self._work()
+
+    def _clear_leftovers(self) -> None:
+        """What a killed predecessor left is gone before the queue hears of this incarnation."""
+        scratch = self.home / "scratch"
+        ending.clear_leftovers(str(scratch))
+        remove(scratch)
+        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.home / "cache").mkdir(mode=0o700, exist_ok=True)
+
+    def _work(self) -> int:
+        shop, broker = self._assemble()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        worker = dramatiq.Worker(
+            broker, worker_threads=max(1, self.capabilities.cpus), worker_timeout=POLL_MS
+        )
+        worker.start()
+        if broker.member is None:  # the boot hook has logged why
+            worker.stop(timeout=STOP_PATIENCE_MS)
+            return 1
+        log.info(
+            "worker %s (%s) takes jobs, %d at once",
+            self.options.name,
+            self.identity.worker,
+            self.capabilities.cpus,
+        )
+        try:
+            self._until_stopped(broker.member, shop)
+        finally:
+            self._stop(worker, broker.member, shop)
+        return 0
+
+    def _assemble(self) -> tuple[Workshop, CapabilityBroker]:
+        ending.become_subreaper()
+        fallback = fallback_folders(self.home)
+        scratch = self.home / "scratch"
+        link = Link(self.options.endpoint)
+        logs = Logs(Queue(link, self.settings.namespace), self.settings.log_bytes)
+        shop = Workshop(
+            settings=self.settings,
+            store=self._store(),
+            pool=Pool(fallback, str(scratch), after_loss=ending.reap_strays),
+            logs=logs,
+            scratch=scratch,
+            cache=self.home / "cache",
+            python=sys.executable,
+            environment=dict(os.environ),
+            fits=self._fits,
+            on_started=self._beat_soon,
+        )
+        logs.start()
+        broker = CapabilityBroker(self.options.endpoint, settings=self.settings, member=self._member)
+        actor.declare(broker, shop)
+        self._broker = broker
+        return shop, broker
+
+    def _store(self) -> BlobStore:
+        if self.options.private:
+            return LocalStore(self.folders.store)
+        keys = Keys(root_of(self.settings.namespace))
+        return QueueStore(
+            plain_client(self.options.endpoint), keys.blob, limit_bytes=self.settings.queue_blob_bytes
+        )
+
+    def _member(self, callbacks: Callbacks) -> Member:
+        return Member(
+            self.options.endpoint,
+            self.settings,
+            self.identity,
+            self.capabilities,
+            Callbacks(
+                deliver=callbacks.deliver,
+                on_lease=self._extend_leases,
+                on_superseded=self._superseded,
+            ),
+            info=self._info,
+            node_cpus=max(usable_cpus(), self.capabilities.cpus),
+        )
+
+    # --- what the parts ask ---
+
+    def _fits(self, signature: str, needs: Requirements) -> bool:
+        """The worker's own look before a start: the queue matched it against the class that it registered."""
+        if signature not in self._judged:
+            self._judged[signature] = eligible_groups(needs, self.capabilities) is not None
+        return self._judged[signature]
+
+    def _beat_soon(self) -> None:
+        """A heartbeat out of turn, at most one a second."""
+        member = self._broker.member
+        if member is not None and time.monotonic() - self._last_beat_s > 1.0:
+            self._last_beat_s = time.monotonic()
+            member.heartbeat.beat_soon()
+
+    def _extend_leases(self, until_s: float) -> None:
+        member = self._broker.member
+        for attempt in member.attempts.all() if member else ():
+            if attempt.on_lease and attempt.lease_until_s == until_s:
+                attempt.on_lease(until_s)
+
+    def _info(self) -> bytes:
+        return orjson.dumps(
+            {
+                "name": self.options.name,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "python": {"executable": sys.executable, "version": platform.python_version()},
+                "target": "local" if self.options.private else "redis",
+                "started_s": self.started_s,
+            }
+        )
+
+    # --- stopping ---
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        self._wake.set()
+
+    def _superseded(self) -> None:
+        """Another process is this worker now: what runs here is ended, nobody will hear of it."""
+        log.error("worker %s was started again elsewhere: this one stops", self.options.name)
+        member = self._broker.member
+        for attempt in member.attempts.all() if member else ():
+            attempt.stop(STALE)
+        self._signals += 1
+        self._wake.set()
+
+    def _until_stopped(self, member: Member, shop: Workshop) -> None:
+        while not self._signals:
+            self._wake.wait(TIDY_EVERY_S)
+            shop.pool.tidy()
+
+    def _stop(self, worker: dramatiq.Worker, member: Member, shop: Workshop) -> None:
+        """Drains; a second signal hands back what still runs."""
+        log.info("stopping: finishing %d jobs", len(member.attempts))
+        member.drain()
+        while len(member.attempts) and self._signals < 2:
+            self._wake.clear()
+            self._wake.wait(0.05)
+        for attempt in member.attempts.all():
+            attempt.stop(RETURNED)
+        worker.stop(timeout=STOP_PATIENCE_MS)
+        shop.pool.close()
+        shop.logs.stop()
+        self._broker.close()
+        log.info("worker %s has stopped", self.options.name)

@@ -1,0 +1,306 @@
+"""Runs one attempt of one job, from the grant to its outcome.
+
+What a run guarantees: it returns only when nothing of the job's processes is left; it stops early when the attempt is
+stopped (cancelled, stale, handed back); it never raises for what the job did, only for faults of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpulayer_broker import spec as specs
+from gpulayer_broker.attempts import CANCELLED, STALE, Attempt
+from gpulayer_broker.consumer import Outcome, dumps, error_field
+from gpulayer_broker.errors import GpulayerError
+from gpulayer_broker.functions import Arg
+from gpulayer_broker.requirements import Requirements
+from gpulayer_broker.requirements import decode as decode_requirements
+from gpulayer_broker.settings import Settings
+from gpulayer_broker.spec import Payload, Spec
+from gpulayer_broker.store.blobstore import BlobStore
+from gpulayer_broker.store.tree import Manifest
+from gpulayer_broker.store.unpack import load_manifest, unpack
+from gpulayer_worker.grant import Folders, Grant, job_environment, nvidia_library_folders
+from gpulayer_worker.logs import JobLog, Logs
+from gpulayer_worker.outputs import gather
+from gpulayer_worker.processes.job import Ending, FunctionCall, JobHandle, JobProcess
+from gpulayer_worker.processes.pool import Pool
+from gpulayer_worker.scratch import Scratch, make_scratch, remove
+
+log = logging.getLogger("gpulayer")
+
+RETURNED = "returned"
+RESULT_INLINE_BYTES = 1 << 20
+PIPES_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What all runs of a worker share."""
+
+    settings: Settings
+    store: BlobStore
+    pool: Pool
+    logs: Logs
+    scratch: Path
+    cache: Path
+    python: str
+    environment: Mapping[str, str]
+    fits: Callable[[str, Requirements], bool]
+    on_started: Callable[[], None]
+
+
+class Run:
+    """One attempt."""
+
+    def __init__(self, shop: Workshop, attempt: Attempt, spec: Spec) -> None:
+        self.shop, self.attempt, self.spec = shop, attempt, spec
+        self.source: Manifest | None = None
+        self.notes: list[str] = []
+        self.timed_out = False
+
+    def outcome(self) -> Outcome:
+        """Runs it; what it came to."""
+        needs = decode_requirements(self.spec.requirements)
+        if not self.shop.fits(self.attempt.grant.signature, needs):
+            return Outcome("released", "unfit")
+        scratch = make_scratch(self.shop.scratch, self.attempt.id, self.attempt.grant.attempt)
+        try:
+            return self._in_scratch(scratch, needs)
+        finally:
+            remove(scratch.root)
+
+    def _in_scratch(self, scratch: Scratch, needs: Requirements) -> Outcome:
+        job_log, writers = self.shop.logs.open(self.attempt.id, self.attempt.token, scratch.file("log"))
+        try:
+            try:
+                self._prepare(scratch)
+                if early := self._stopped_before_start():
+                    return early
+                handle = self._start(scratch, needs, writers)
+            except (GpulayerError, OSError) as error:
+                return failed("cannot_start", type(error).__name__, str(error))
+            finally:
+                for writer in writers:
+                    os.close(writer)
+            return self._ended(self._wait(handle), scratch, job_log)
+        finally:
+            self.shop.logs.forget(job_log)
+
+    # --- before ---
+
+    def _prepare(self, scratch: Scratch) -> None:
+        for digest in (self.spec.source, self.spec.inputs):
+            if digest:
+                manifest = load_manifest(digest, self.shop.store)
+                unpack(manifest, self.shop.store, scratch.work)
+                known = self.source.entries if self.source else ()
+                paths = {entry.path for entry in manifest.entries}
+                self.source = Manifest.of([*(e for e in known if e.path not in paths), *manifest.entries])
+
+    def _stopped_before_start(self) -> Outcome | None:
+        if not self.attempt.stopped.is_set():
+            return None
+        return self._stopped_outcome()
+
+    def _start(self, scratch: Scratch, needs: Requirements, writers: list[int]) -> JobHandle:
+        work: tuple[str, ...] | FunctionCall = self.spec.argv
+        if self.spec.call is not None:
+            work = self._function(scratch)
+        process = JobProcess(
+            id=f"{self.attempt.id}.{self.attempt.grant.attempt}",
+            work=work,
+            cwd=scratch.work,
+            env=self._environment(scratch, needs),
+            stdout=writers[0],
+            stderr=writers[1],
+            python=self.shop.python,
+            preload=frozenset(self.spec.call.modules if self.spec.call else ()),
+            lease_until_s=None if self.spec.on_outage == "keep" else self.attempt.lease_until_s,
+            on_progress=self._progress,
+        )
+        handle = self.shop.pool.start(process)
+        self.attempt.on_stop = lambda reason: self._end(handle, reason)
+        if self.spec.on_outage != "keep":
+            self.attempt.on_lease = handle.extend_lease
+        if self.attempt.stopped.is_set():
+            self._end(handle, self.attempt.stop_reason)
+        if not self.attempt.started:
+            self.attempt.started = True
+            self.shop.on_started()
+        return handle
+
+    def _function(self, scratch: Scratch) -> FunctionCall:
+        call = self.spec.call
+        assert call is not None
+        version = [int(part) for part in (call.python or "0").split(".")[:3] if part.isdigit()]
+        return FunctionCall(
+            function=self._file(call.function, scratch.file("function")),
+            arguments=self._file(call.arguments, scratch.file("arguments")),
+            python=(*version, 0, 0, 0)[:3],  # type: ignore[arg-type]
+            payload=scratch.file("result"),
+            name=call.qualname or "function",
+            result_limit_bytes=self.shop.settings.result_bytes,
+        )
+
+    def _file(self, payload: Payload, path: Path) -> Path:
+        data = payload.data
+        if data is None:
+            data = self.shop.store.read_bytes(payload.sha256, self.shop.settings.argument_blob_bytes)
+        path.write_bytes(data)
+        return path
+
+    def _environment(self, scratch: Scratch, needs: Requirements) -> dict[str, str]:
+        grant = Grant(
+            job_id=self.attempt.id,
+            attempt=self.attempt.grant.attempt,
+            name=self.spec.name,
+            accelerator="cpu",
+            cpus=max(1, needs.cpus),
+            python=self.shop.python,
+            folders=Folders(scratch.root, scratch.outputs, self.shop.cache),
+        )
+        return job_environment(
+            grant, self.spec.env, self.shop.environment, nvidia_library_folders(self.shop.python)
+        )
+
+    # --- while it runs ---
+
+    def _progress(self, progress: dict[str, Any]) -> None:
+        self.attempt.progress = dumps(progress).decode()
+        self.shop.on_started()
+
+    def _end(self, handle: JobHandle, reason: str) -> None:
+        """Somebody wants the end: what nobody will hear of any more is killed at once, the rest gets its grace."""
+        if reason == STALE:
+            handle.kill()
+        else:
+            handle.end(self.shop.settings.term_grace_s)
+
+    def _wait(self, handle: JobHandle) -> Ending:
+        if self.spec.timeout_s is None:
+            return handle.wait()
+        until_s = time.monotonic() + self.spec.timeout_s
+        try:
+            return handle.wait(max(0.0, until_s - time.monotonic()))
+        except (TimeoutError, NotYet):
+            self.timed_out = True
+            handle.end(self.shop.settings.term_grace_s)
+            return handle.wait()
+
+    # --- after ---
+
+    def _ended(self, ending: Ending, scratch: Scratch, job_log: JobLog) -> Outcome:
+        self.shop.logs.finish(job_log, PIPES_PATIENCE_S)
+        outcome = self._judge(ending)
+        if outcome.verdict == "released":
+            return outcome
+        if ending.strays:
+            self.notes.append(f"ended with the job: {', '.join(ending.strays[:5])}")
+        return replace(outcome, fields={**outcome.fields, **self._fields(ending, scratch, job_log)})
+
+    def _judge(self, ending: Ending) -> Outcome:
+        """The outcome by what happened to the process, then by what it reported."""
+        if self.attempt.stopped.is_set() and not (ending.report and ending.report.ok):
+            return self._stopped_outcome()
+        if ending.expired or (ending.lost and ending.report is None):
+            return Outcome("released", "lost")
+        if ending.refused is not None:
+            return failed("cannot_start", "CannotStart", ending.refused)
+        if self.timed_out and not (ending.report and ending.report.ok):
+            text = f"it ran longer than its timeout of {self.spec.timeout_s:g} s"
+            return Outcome("timed_out", "timeout", {"error": error_field("JobTimedOut", text)})
+        if self.spec.call is not None:
+            return self._function_outcome(ending)
+        return command_outcome(ending)
+
+    def _stopped_outcome(self) -> Outcome:
+        reason = self.attempt.stop_reason
+        if reason == CANCELLED:
+            return Outcome("cancelled", "cancelled")
+        return Outcome("released", "returned")
+
+    def _function_outcome(self, ending: Ending) -> Outcome:
+        report = ending.report
+        if report is None:
+            return command_outcome(ending, "the function's process ended before it reported")
+        header = report.header
+        if report.ok:
+            return self._result(str(header.get("kind", "json")), report.payload, header.get("file"))
+        more: dict[str, Any] = {}
+        if header.get("kind") == "pickle":
+            import base64
+
+            more["pickle"] = base64.b85encode(report.read_payload()).decode()
+        kind = str(header.get("type", "Error"))
+        reason = {"ResultNotPicklable": "result_error", "ResultTooLarge": "result_error"}.get(
+            kind, "user_error"
+        )
+        reason = "cannot_start" if kind == "CannotLoad" else reason
+        return failed(reason, kind, str(header.get("message", "")), str(header.get("traceback", "")), **more)
+
+    def _result(self, kind: str, data: bytes, file: str | None) -> Outcome:
+        if file is not None:
+            path = Path(file)
+            if path.stat().st_size > RESULT_INLINE_BYTES:
+                sha, size = self.shop.store.put_file(path)
+                return succeeded("blob", dumps({"sha256": sha, "size": size, "kind": kind}))
+            data = path.read_bytes()
+        return succeeded(kind, data)
+
+    def _fields(self, ending: Ending, scratch: Scratch, job_log: JobLog) -> dict[str, Arg]:
+        fields: dict[str, Arg] = {}
+        try:
+            limit_bytes = self.shop.settings.artifact_bytes
+            outputs = gather(self.spec, scratch, self.source, self.shop.store, limit_bytes)
+            self.notes += outputs.notes
+            if outputs.digest:
+                fields["outputs"] = outputs.digest
+            if job_log.size:
+                fields["logs"] = dumps({"0": job_log.store(self.shop.store)})
+        except (GpulayerError, OSError) as error:
+            self.notes.append(f"not everything could be kept: {error}")
+            log.warning("job %s: %s", self.attempt.id, error)
+        if ending.exit is not None:
+            usage = ending.exit.usage
+            cpu_s = round(usage.user_s + usage.system_s, 6)
+            fields["usage"] = dumps({"cpu_s": cpu_s, "max_rss_bytes": usage.max_rss_bytes})
+        if self.notes:
+            import orjson
+
+            fields["notes"] = orjson.dumps(self.notes)
+        return fields
+
+
+def succeeded(kind: str, data: bytes) -> Outcome:
+    return Outcome("succeeded", "", {"result": data, "result_kind": kind})
+
+
+def failed(reason: str, kind: str, message: str, traceback: str = "", **more: Any) -> Outcome:
+    return Outcome("failed", reason, {"error": error_field(kind, message, traceback, **more)})
+
+
+def command_outcome(ending: Ending, what: str = "the command ended") -> Outcome:
+    """By exit code or signal."""
+    end = ending.exit
+    if end is None:
+        return Outcome("released", "lost")
+    if end.signal is not None:
+        return failed("signal", "Signalled", f"{what} by signal {end.signal}", signal=end.signal)
+    if end.code:
+        return failed("user_error", "CommandFailed", f"{what} with exit code {end.code}", exit_code=end.code)
+    if what.startswith("the function"):
+        return failed("user_error", "NoReport", f"{what}, with exit code 0", exit_code=0)
+    return succeeded("none", b"")
+
+
+def spec_of(raw: Mapping[str, Any]) -> Spec:
+    """The spec in a message's arguments."""
+    return specs.decode_job(raw)
