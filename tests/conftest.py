@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,8 @@ from tests.servers import QueueServer
 
 KEPT_NAMES = {"GPULAYER_TEST_SERVER", "GPULAYER_NO_SKIPS"}
 ISOLATED_NAMES = ("GPULAYER_STATE_DIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
+# Set in the environment of all that a run starts: detached processes are known by it.
+RUN_NAME = "GPULAYER_TEST_RUN"
 EXIT_GRACE_S = 5.0
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 
@@ -41,6 +44,7 @@ def isolated_environment() -> Iterator[Path]:
     for name, part in zip(ISOLATED_NAMES, ("state", "run", "config"), strict=True):
         (folder / part).mkdir(mode=0o700)
         os.environ[name] = str(folder / part)
+    os.environ[RUN_NAME] = str(folder)
     yield folder
     os.environ.clear()
     os.environ.update(before)
@@ -85,7 +89,7 @@ def link(valkey: Endpoint) -> Iterator[Link]:
 
 @pytest.fixture
 def namespace(valkey: Endpoint) -> Iterator[str]:
-    """A name that no other test has. Afterwards every key of it is one that hangs on something; then they are removed."""
+    """A name that no other test has. Afterwards every key of it is one that hangs on something; all are removed."""
     name = f"t{uuid.uuid4().hex[:12]}"
     yield name
     with Link(valkey) as link:
@@ -130,18 +134,18 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 def _started_processes() -> list[psutil.Process]:
     """Processes of this run begun since the test's set-up: children, or detached with its environment."""
-    state_folder = os.environ.get("GPULAYER_STATE_DIR")
+    run = os.environ.get(RUN_NAME)
     new = set(psutil.pids()) - _pids_before - _session_processes
     children = {child.pid for child in psutil.Process().children(recursive=True)} if new else set()
-    return [process for pid in new if (process := _process_of_run(pid, children, state_folder))]
+    return [process for pid in new if (process := _process_of_run(pid, children, run))]
 
 
-def _process_of_run(pid: int, children: set[int], state_folder: str | None) -> psutil.Process | None:
+def _process_of_run(pid: int, children: set[int], run: str | None) -> psutil.Process | None:
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
-        ours = pid in children or process.environ().get("GPULAYER_STATE_DIR", "") == state_folder
+        ours = pid in children or process.environ().get(RUN_NAME) == run
     except psutil.Error:
         return None
     return process if ours else None
@@ -149,7 +153,9 @@ def _process_of_run(pid: int, children: set[int], state_folder: str | None) -> p
 
 def _left_processes() -> list[str]:
     """What is there after a grace for exits under way; it is ended, not to fail the next test too."""
-    _, left = psutil.wait_procs(_started_processes(), timeout=EXIT_GRACE_S)
+    end = time.monotonic() + EXIT_GRACE_S
+    while (left := _started_processes()) and time.monotonic() < end:
+        time.sleep(0.01)
     names = [_name(process) for process in left]
     for process in left:
         if process.is_running():

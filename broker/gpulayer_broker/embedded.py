@@ -87,6 +87,8 @@ def start_server(
     end = time.monotonic() + deadline_s
     while not server_answers(folders):
         if process.poll() is not None:
+            if process.returncode < 0:
+                raise QueueUnreachable(f"the private queue server was killed by signal {-process.returncode}")
             raise ConfigError(_why_it_ended(folders, log_start))
         if time.monotonic() >= end:
             raise QueueUnreachable(f"the private queue server is still loading its data: see {log_path}")

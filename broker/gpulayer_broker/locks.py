@@ -97,3 +97,10 @@ def wait_until_free(path: Path, deadline_s: float) -> bool:
     if lock is not None:
         lock.close()
     return lock is not None or not path.exists()
+
+
+def block_until_free(path: Path) -> FileLock:
+    """The exclusive lock, however long that takes: the way to see the end of a process that holds it."""
+    lock = FileLock(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    fcntl.flock(lock.descriptor, fcntl.LOCK_EX)
+    return lock
