@@ -82,7 +82,7 @@ class Bench:
 
     def start(self, work: tuple[str, ...] | FunctionCall, name: str = "", **options: Any) -> JobHandle:
         """Starts a job whose stdout and stderr are the files `<id>.out` and `<id>.err` of the folder."""
-        name = name or f"j{next(_numbers)}"
+        name = name or f"j{next(_numbers)}-{os.getpid()}"
         facts: dict[str, Any] = {"cwd": self.folder, "env": self.env} | options
         with open(self.folder / f"{name}.out", "wb") as out, open(self.folder / f"{name}.err", "wb") as err:
             return self.server.start(

@@ -460,3 +460,23 @@ def test_progress_that_nobody_reads_does_not_hold_up_the_job(bench: Bench) -> No
     finally:
         release.set()
     assert value(handle.wait(PATIENCE_S)) == "full"
+
+
+def test_a_result_that_cannot_be_written_fails_the_job(bench: Bench) -> None:
+    call = bench.call(pickle.dumps(bytes), pickle.dumps(((100_000,), {})))
+    call.payload.mkdir()
+    told = error(bench.start(call).wait(PATIENCE_S))
+    assert told["type"] == "ResultNotWritten"
+    assert "Is a directory" in told["message"]
+
+
+def test_a_callback_that_fails_does_not_stop_the_watch_over_other_jobs(bench: Bench) -> None:
+    def work() -> None:
+        os.write(int(os.environ["GPULAYER_PROGRESS_FD"]), b'{"done": 3, "total": 4}\n')
+
+    def fail(_: dict[str, float]) -> None:
+        raise RuntimeError("callback")
+
+    bench.function(work, on_progress=fail).wait(PATIENCE_S)
+
+    assert value(bench.run(identity, 1)) == 1

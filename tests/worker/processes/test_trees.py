@@ -45,10 +45,12 @@ def daemon(tmp_path: Path) -> str:
 
 
 @contextmanager
-def stand_in(folder: Path, script: str, lease_s: float = 60.0) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def stand_in(
+    folder: Path, script: str, *options: str, lease_s: float = 60.0
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A worker in a process of its own, with one job; yields it and the pid of its fork server."""
     program = Path(__file__).with_name("worker_stand_in.py")
-    command = [sys.executable, str(program), str(folder), str(lease_s), script]
+    command = [sys.executable, str(program), str(folder), str(lease_s), script, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         try:
@@ -252,6 +254,19 @@ def test_the_end_of_the_worker_ends_its_jobs_and_its_fork_server(tmp_path: Path,
         worker.kill()
 
         wait_gone(*pids, server)
+
+
+def test_the_end_of_the_worker_is_noticed_although_something_else_holds_its_socket(tmp_path: Path) -> None:
+    with stand_in(tmp_path, "echo $$ > main; exec sleep 1000", "hold") as (worker, server):
+        main, holder = (Bench.number_in_folder(tmp_path, name) for name in ("main", "holder"))
+
+        worker.kill()
+
+        try:
+            wait_gone(main, server)
+            assert not is_gone(holder)
+        finally:
+            os.kill(holder, signal.SIGKILL)
 
 
 def test_the_end_of_the_fork_server_loses_its_jobs_and_leaves_nothing(bench: Bench) -> None:

@@ -1,6 +1,6 @@
 """A worker of its own process, for tests that stop or kill it: starts one job, prints pids, sleeps.
 
-Usage: worker_stand_in.py FOLDER LEASE_S SCRIPT. It prints the pid of its fork server once the job runs.
+Usage: worker_stand_in.py FOLDER LEASE_S SCRIPT [hold]. It prints the pid of its fork server once the job runs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gpulayer_worker.processes.fork_server import ForkServer
 from gpulayer_worker.processes.job import JobProcess
 
 
-def main(folder: str, lease_s: float, script: str) -> None:
+def main(folder: str, lease_s: float, script: str, hold: bool) -> None:
     become_subreaper()
     server = ForkServer(sys.executable, {})
     job = JobProcess(
-        id="j1",
+        id=f"j1-{os.getpid()}",
         work=("sh", "-c", script),
         cwd=Path(folder),
         env={"PATH": os.environ["PATH"], "GPULAYER_SCRATCH": folder},
@@ -27,10 +27,16 @@ def main(folder: str, lease_s: float, script: str) -> None:
         stderr=2,
         lease_until_s=lease_clock_s() + lease_s,
     )
+    if hold:
+        # Something that the worker forked without an exec, and that therefore holds its end of the socket.
+        holder = os.fork()
+        if holder == 0:
+            signal.pause()
+        Path(folder, "holder").write_text(f"{holder}\n")
     server.start(job).started.result(20)
     print(server.pid, flush=True)
     signal.pause()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], float(sys.argv[2]), sys.argv[3], hold="hold" in sys.argv)

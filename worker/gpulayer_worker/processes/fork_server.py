@@ -9,6 +9,7 @@ forking unsafe, is given up and the jobs begin without it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import selectors
 import socket
 import subprocess
@@ -23,6 +24,8 @@ from . import ending
 from .job import Ending, Exit, FunctionCall, JobHandle, JobProcess, Usage
 from .outbox import Outbox
 from .pipes import Pipe, ProgressPipe, ReportPipe
+
+log = logging.getLogger(__name__)
 
 MAIN = Path(__file__).resolve().parent.parent / "runner" / "main.py"
 CLOSE_PATIENCE_S = 30.0
@@ -126,14 +129,15 @@ class ForkServer:
             if job.id in self._running:
                 raise ValueError(f"{job.id} runs here already")
             running = _Running(JobHandle(job, self))
+            # Known before it is sent: its first event may come before this returns.
             self._running[job.id] = running
-            descriptors = [job.stdout, job.stderr, *(pipe.writer for pipe in running.pipes())]
-            if self._ready:
-                self._outbox.send(running.message(), descriptors)
-            else:
-                self._held.append((running, self._outbox.keep(descriptors)))
-            for pipe in running.pipes():
-                pipe.close_writer()
+            try:
+                self._hand_over(running)
+            except BaseException:
+                del self._running[job.id]
+                for pipe in running.pipes():
+                    pipe.close()
+                raise
             return running.handle
 
     def end(self, handle: JobHandle, grace_s: float) -> None:
@@ -174,9 +178,13 @@ class ForkServer:
         """Ends every job here and the server; returns when all are gone."""
         with self._lock:
             self._closing = True
-        with contextlib.suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)
-        self._thread.join(CLOSE_PATIENCE_S)
+            with contextlib.suppress(OSError):
+                self._link.shutdown(socket.SHUT_RDWR)
+            thread = self._thread
+        thread.join(CLOSE_PATIENCE_S)
+        if thread.is_alive():
+            self._process.kill()
+            thread.join(CLOSE_PATIENCE_S)
 
     # --- starting ---
 
@@ -206,6 +214,16 @@ class ForkServer:
         self._thread = threading.Thread(target=self._listen, name=f"fork-server-{self.pid}", daemon=True)
         self._thread.start()
 
+    def _hand_over(self, running: _Running) -> None:
+        job = running.handle.job
+        descriptors = [job.stdout, job.stderr, *(pipe.writer for pipe in running.pipes())]
+        if self._ready:
+            self._outbox.send(running.message(), descriptors)
+        else:
+            self._held.append((running, self._outbox.keep(descriptors)))
+        for pipe in running.pipes():
+            pipe.close_writer()
+
     def _request(self, handle: JobHandle, message: dict[str, Any]) -> None:
         with self._lock:
             running = self._running.get(handle.id)
@@ -227,8 +245,14 @@ class ForkServer:
     def _listen(self) -> None:
         selector = self._selector
         while not self._gone and selector is self._selector:
-            for key, mask in selector.select():
-                key.data(mask)
+            try:
+                for key, mask in selector.select():
+                    key.data(mask)
+            except Exception:
+                # Nobody may wait for ever on a thread that has failed: its jobs are lost, and said to be.
+                log.exception("watching over a fork server failed")
+                self._process.kill()
+                self._server_ended()
 
     def _read_link(self, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:

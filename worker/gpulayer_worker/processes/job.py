@@ -44,6 +44,8 @@ class FunctionCall:
 class JobProcess:
     """What to start. `work` is an argument vector or a function; `env` is the whole environment.
 
+    `id` names the process on this machine, for all workers and for all time: job, attempt and rank belong into it.
+
     `stdout` and `stderr` are descriptors of the caller, who may close them as soon as `start` has returned.
     `python` and `preload` matter to functions only. The lease is a moment of `lease_clock_s`.
     """
@@ -58,7 +60,7 @@ class JobProcess:
     preload: frozenset[str] = frozenset()
     umask: int = DEFAULT_UMASK
     lease_until_s: float | None = None
-    on_progress: Callable[[dict[str, Any]], None] | None = None
+    on_progress: Callable[[dict[str, float]], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,17 @@ likes.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Callable
-from typing import Any
 
 from gpulayer_worker.runner.report import LENGTH
 
 from .job import Report
+
+log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 64 * 1024
 MAX_FRAME_BYTES = 1024 * 1024
@@ -93,7 +94,7 @@ class ReportPipe(Pipe):
 class ProgressPipe(Pipe):
     """Hands each line of progress to a callback. A full pipe drops lines instead of holding up the job."""
 
-    def __init__(self, callback: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, callback: Callable[[dict[str, float]], None]) -> None:
         super().__init__()
         os.set_blocking(self.writer, False)
         self._callback = callback
@@ -104,10 +105,26 @@ class ProgressPipe(Pipe):
         lines = (self._data + data).split(b"\n")
         self._data = lines.pop()[-MAX_LINE_BYTES:]
         for line in reversed(lines):
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                message = json.loads(line)
-                self._callback({"done": float(message["done"]), "total": float(message["total"])})
+            progress = parsed_progress(line)
+            if progress is not None:
+                self._tell(progress)
                 return
+
+    def _tell(self, progress: dict[str, float]) -> None:
+        try:
+            self._callback(progress)
+        except Exception:
+            # It runs in the thread that watches over all jobs, which must go on.
+            log.exception("a callback for progress failed")
+
+
+def parsed_progress(line: bytes) -> dict[str, float] | None:
+    """A line of progress; None when it is none."""
+    try:
+        message = json.loads(line)
+        return {"done": float(message["done"]), "total": float(message["total"])}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def own_copies(descriptors: list[int]) -> list[int]:

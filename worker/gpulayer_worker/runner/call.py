@@ -142,8 +142,8 @@ def _result(spec: dict[str, Any], value: Any) -> tuple[dict[str, Any], bytes, in
         data = payload.close()
     except MemoryError as error:
         return _error(spec, error, 1)
-    except report.ResultTooLarge as error:
-        return _refusal("ResultTooLarge", str(error))
+    except (report.ResultTooLarge, report.ResultNotWritten) as error:
+        return _refusal(type(error).__name__, str(error))
     except BaseException as error:  # noqa: BLE001 - __reduce__ is a user's code
         reason = "{}: {}".format(type(error).__name__, report.describe(error)["message"])
         return _refusal(

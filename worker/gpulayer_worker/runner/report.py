@@ -32,6 +32,10 @@ class ResultTooLarge(Exception):
     """A result is over its limit."""
 
 
+class ResultNotWritten(Exception):
+    """The file of a result cannot be written."""
+
+
 class Payload:
     """A binary file object that keeps little in memory and spills the rest into the named file."""
 
@@ -50,18 +54,33 @@ class Payload:
             raise ResultTooLarge(f"the result is larger than the limit of {self._limit_bytes} bytes")
         if not self.spilled and self.size > INLINE_BYTES:
             self._spill()
-        self._file.write(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise ResultNotWritten(
+                f"the result cannot be written to {self._path}: {error.strerror}"
+            ) from None
         return count
 
     def _spill(self) -> None:
-        file = open(self._path, "wb")  # noqa: SIM115 - closed by close()
+        try:
+            file = open(self._path, "wb")  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise ResultNotWritten(
+                f"the result cannot be written to {self._path}: {error.strerror}"
+            ) from None
         file.write(self._file.getvalue())
         self._file, self.spilled = file, True
 
     def close(self) -> bytes:
         """Finishes; the bytes that travel in the frame, none when they are in the file."""
         if self.spilled:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                raise ResultNotWritten(
+                    f"the result cannot be written to {self._path}: {error.strerror}"
+                ) from None
             return b""
         return bytes(self._file.getvalue())
 
