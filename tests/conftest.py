@@ -22,6 +22,19 @@ import pytest
 from gpulayer_broker.connection import Endpoint, Link
 from tests.leaks import leaks
 from tests.servers import QueueServer
+from tests.skips import (  # hooks of this run
+    pytest_collectreport,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+)
+
+__all__ = [
+    "pytest_collectreport",
+    "pytest_runtest_logreport",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+]
 
 KEPT_NAMES = {"GPULAYER_TEST_SERVER", "GPULAYER_NO_SKIPS"}
 ISOLATED_NAMES = ("GPULAYER_STATE_DIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
@@ -30,6 +43,7 @@ RUN_NAME = "GPULAYER_TEST_RUN"
 EXIT_GRACE_S = 5.0
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 
+_run_id = uuid.uuid4().hex
 _session_processes: set[int] = set()
 _pids_before: set[int] = set()
 
@@ -44,7 +58,7 @@ def isolated_environment() -> Iterator[Path]:
     for name, part in zip(ISOLATED_NAMES, ("state", "run", "config"), strict=True):
         (folder / part).mkdir(mode=0o700)
         os.environ[name] = str(folder / part)
-    os.environ[RUN_NAME] = str(folder)
+    os.environ[RUN_NAME] = _run_id
     yield folder
     os.environ.clear()
     os.environ.update(before)
@@ -134,18 +148,17 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 def _started_processes() -> list[psutil.Process]:
     """Processes of this run begun since the test's set-up: children, or detached with its environment."""
-    run = os.environ.get(RUN_NAME)
     new = set(psutil.pids()) - _pids_before - _session_processes
     children = {child.pid for child in psutil.Process().children(recursive=True)} if new else set()
-    return [process for pid in new if (process := _process_of_run(pid, children, run))]
+    return [process for pid in new if (process := _process_of_run(pid, children))]
 
 
-def _process_of_run(pid: int, children: set[int], run: str | None) -> psutil.Process | None:
+def _process_of_run(pid: int, children: set[int]) -> psutil.Process | None:
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
-        ours = pid in children or process.environ().get(RUN_NAME) == run
+        ours = pid in children or process.environ().get(RUN_NAME) == _run_id
     except psutil.Error:
         return None
     return process if ours else None

@@ -79,6 +79,12 @@ def kill(pid: int) -> None:
     wait_until(lambda: not is_running(pid), 10, f"process {pid} is gone")
 
 
+def kill_supervisor(folders: Folders) -> None:
+    """Its lock comes free with its last thread, a moment after the process counts as ended."""
+    kill(pid_of("supervisor"))
+    wait_until(lambda: not is_held(folders.supervisor_lock), 10, "the supervisor's lock is free")
+
+
 def is_running(pid: int) -> bool:
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
@@ -170,7 +176,7 @@ def test_a_killed_worker_comes_back(folders: Folders, worker: list[str]) -> None
 def test_a_new_supervisor_adopts_server_and_worker(folders: Folders, worker: list[str]) -> None:
     start(worker).close()
     before = {part: pid_of(part) for part in ("server", "worker", "supervisor")}
-    kill(before["supervisor"])
+    kill_supervisor(folders)
 
     start(worker).close()
 
@@ -182,7 +188,7 @@ def test_a_new_supervisor_adopts_server_and_worker(folders: Folders, worker: lis
 def test_an_adopted_server_and_worker_are_restarted_too(folders: Folders, worker: list[str]) -> None:
     start(worker).close()
     before = {part: pid_of(part) for part in ("server", "worker", "supervisor")}
-    kill(before["supervisor"])
+    kill_supervisor(folders)
     with start(worker) as link:
         kill(before["server"])
         kill(before["worker"])
@@ -208,7 +214,7 @@ def test_down_stops_all_and_says_what(folders: Folders, worker: list[str]) -> No
 def test_down_stops_what_a_killed_supervisor_left(folders: Folders, worker: list[str]) -> None:
     start(worker).close()
     pids = {part: pid_of(part) for part in ("server", "worker", "supervisor")}
-    kill(pids["supervisor"])
+    kill_supervisor(folders)
 
     private.down()
 
