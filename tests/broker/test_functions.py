@@ -402,3 +402,34 @@ def test_too_many_live_signatures_are_refused(hand: Hand) -> None:
     version = (hand.link.call("GET", hand.key("classes_version")) or b"0").decode()
 
     assert hand.run(fn.introduce(signature(tag="more"), b"{}", version, {})).outcome == "too_many"
+
+
+def test_a_client_that_submits_and_watches_is_told_once(hand: Hand) -> None:
+    job = hand.submit(CPU, client="c1")
+    hand.run(fn.watch("c1", [job]))
+
+    hand.run(fn.cancel(job))
+
+    assert hand.link.call("XLEN", hand.key("done:c1")) == 1
+
+
+def test_a_cancelled_attempt_keeps_its_logs_and_usage_but_no_result(hand: Hand) -> None:
+    job = hand.submit(CPU)
+    worker = hand.machine("w1", fits(CPU))
+    (grant,) = hand.claim(worker)
+    hand.run(fn.cancel(job))
+
+    hand.commit(worker, grant, "failed", fields={"logs": b"digest", "usage": b"{}", "error": b"{}"})
+
+    assert [hand.get(job, name) for name in ("state", "logs", "usage", "error")] == ["cancelled", "digest", "{}", ""]
+
+
+def test_what_leaves_a_table_counts_as_a_new_version_of_it(hand: Hand) -> None:
+    """Or a class that was judged against a signature now gone would write it down again."""
+    for n in range(1023):
+        hand.introduce(signature(tag=f"s{n}"), {})
+    before = int(hand.link.call("GET", hand.key("signatures_version")))
+
+    hand.introduce(signature(tag="one-more"), {})
+
+    assert int(hand.link.call("GET", hand.key("signatures_version"))) == before + 2

@@ -2,8 +2,8 @@
 -- Guarantee: a device, core or byte that another attempt holds is never granted; the same nonce answers with the same grants;
 --   a worker with room left is registered idle in this call.
 -- Keys: root. Arguments: an offer (h_holdings.lua).
--- Returns: {'ok', {grant, …}}, {'unknown'}: register first, or {'superseded'}: the worker's next incarnation is there. A grant is {id, token, lots, attempt, losses, options, spec,
---   signature, owner, queued_ms, state, cancel}.
-register('claim', {}, function(K, A)
+-- Returns: {'ok', {grant, …}}, {'unknown'}: register first, or {'superseded'}: the worker's next incarnation is there. A grant is
+--   {id, token, lots, attempt, losses, options, spec, signature, owner, queued_ms, state, cancel}.
+register('claim', {'allow-oom'}, function(K, A)
   return H.claim(K[1], H.offer(A, 1), H.now())
 end)

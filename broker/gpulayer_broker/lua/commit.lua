@@ -7,6 +7,8 @@
 local TAKES = {result = true, result_kind = true, error = true, outputs = true, usage = true, logs = true, options = true,
                retries = true, notes = true}
 
+local VERDICTS = {succeeded = true, failed = true, timed_out = true, cancelled = true, retry = true}
+
 local function fields_of(A, i)
   local fields, n = {}, 2 * tonumber(A[i])
   for k = 1, n do
@@ -20,18 +22,34 @@ local function blocks_of(P, A, i)
   local blocks = {}
   for n = 1, tonumber(A[i]) do
     local b = H.block(A, i + 1 + (n - 1) * H.BLOCK)
+    local wrong = H.wrong(b)
+    if wrong then return nil, nil, nil, wrong end
     if not H.known(P, b.sig) then return nil, nil, b.sig end
     blocks[n] = b
   end
   return blocks, i + 1 + #blocks * H.BLOCK
 end
 
+-- a cancelled attempt keeps its logs, outputs and usage; what it came to no longer counts
+local function beside_the_end(fields)
+  local out = {}
+  for i = 1, #fields, 2 do
+    if fields[i] ~= 'error' and fields[i] ~= 'result' and fields[i] ~= 'result_kind' then
+      out[#out + 1] = fields[i]
+      out[#out + 1] = fields[i + 1]
+    end
+  end
+  return out
+end
+
 local function end_attempt(P, j, A, fields, now)
   if A[3] == 'succeeded' then return H.finish(P, j, 'succeeded', '', fields, now) end
-  return H.end_or(P, j, now, function()
-    if A[3] == 'retry' then return H.later(P, j, fields, tonumber(A[5]), now) end
-    return H.finish(P, j, A[3], A[4], fields, now)
-  end)
+  if j.cancel ~= '' then
+    H.finish(P, j, 'cancelled', 'cancelled', beside_the_end(fields), now)
+    return 'cancelled'
+  end
+  if A[3] == 'retry' then return H.later(P, j, fields, tonumber(A[5]), now) end
+  return H.finish(P, j, A[3], A[4], fields, now)
 end
 
 local function verdict_of(P, j, A, fields, blocks, now)
@@ -48,9 +66,11 @@ end
 
 register('commit', {'allow-oom'}, function(K, A)
   local P, now = K[1], H.now()
+  if not VERDICTS[A[3]] or not tonumber(A[5]) then return H.refuse('verdict', A[3] .. ' after ' .. A[5] .. ' ms') end
   local fields, i, bad = fields_of(A, 6)
   if bad then return bad end
-  local blocks, after, unknown = blocks_of(P, A, i)
+  local blocks, after, unknown, wrong = blocks_of(P, A, i)
+  if wrong then return wrong end
   if unknown then return {'introduce', unknown} end
   local j = H.load(P, A[1])
   local verdict = verdict_of(P, j, A, fields, blocks, now)

@@ -5,6 +5,7 @@
 -- Returns: {'ok', jobs it still holds} or {'missing'}.
 register('drain', {'allow-oom'}, function(K, A)
   local P, w, now = K[1], A[1], H.now()
+  if A[2] ~= 'online' and A[2] ~= 'draining' and A[2] ~= 'offline' then return H.refuse('state', A[2]) end
   local class = redis.call('HGET', P .. 'worker:' .. w, 'class')
   if not class then return {'missing'} end
   redis.call('HSET', P .. 'worker:' .. w, 'state', A[2])

@@ -3,6 +3,7 @@
 
 function H.amounts(sig)
   local a, g, v, c, m, d = string.match(sig, '^(%a)(%d+)%.(%d+)%.(%d+)%.(%d+)%.(%d+)%.')
+  if not a then return nil end
   return {letter = a, gpus = tonumber(g), vram = tonumber(v), cpus = tonumber(c), memory = tonumber(m), disk = tonumber(d)}
 end
 

@@ -5,6 +5,7 @@
 local function oldest(P, heads, class, room)
   local function candidate(sig)
     local need = H.amounts(sig)
+    if not need then return nil end
     if need.cpus > room.cpus or need.memory > room.memory or need.disk > room.disk then return nil end
     local groups = redis.call('HGET', P .. 'fits:' .. class, sig)
     local lots = groups and H.pick_lots(room.lots, need, groups)
@@ -80,15 +81,28 @@ local function repeated(P, w)
   return out
 end
 
+-- an entry without a record that can run leaves its stream; a record that is there ends as undecodable
+local function set_aside(P, c, id, entry, v, now)
+  H.drop_entry(P, c.sig, c.owner, c.prio, entry)
+  if v.err or not (v[1] or v[3] or v[4]) then
+    redis.call('ZREM', P .. 'jobs:queued', id)
+  elseif v[1] == 'queued' or not v[1] then
+    redis.call('HSET', H.job(P, id), 'state', 'queued', 'sig', c.sig, 'owner', c.owner, 'prio', c.prio, 'entry', '', 'token', '',
+               'seq', tonumber(v[3]) or 0, 'attempt', tonumber(v[4]) or 0)
+    H.finish(P, H.load(P, id), 'failed', 'undecodable', {'error', '{"type":"Undecodable","message":"its record is damaged"}'}, now)
+  end
+end
+
 local function grant(P, o, w, room, c, n, now)
   local id, entry = H.take(P, c.sig, c.owner, c.prio, c.seq)
   if not id then return nil end
   local key = H.job(P, id)
-  local state, prepare, seq = unpack(redis.call('HMGET', key, 'state', 'prepare', 'seq'))
-  if state ~= 'queued' then                      -- nothing that waits: an entry without its job leaves the stream
-    H.drop_entry(P, c.sig, c.owner, c.prio, entry)
+  local v = redis.pcall('HMGET', key, 'state', 'prepare', 'seq', 'attempt')
+  if v.err or v[1] ~= 'queued' or not tonumber(v[3]) or not tonumber(v[4]) then
+    set_aside(P, c, id, entry, v, now)
     return nil
   end
+  local prepare, seq = v[2], v[3]
   local attempt = redis.call('HINCRBY', key, 'attempt', 1)
   local token = attempt .. ':' .. o.nonce .. n
   local lots = H.hold(P, o, w, room, c.need, c.lots, id, token)

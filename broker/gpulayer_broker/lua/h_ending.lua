@@ -5,8 +5,8 @@ local FIELDS = {'state', 'phase', 'token', 'sig', 'owner', 'prio', 'queue', 'wor
 
 -- the fields of a job that transitions need; nil where there is no such job
 function H.load(P, id)
-  local v = redis.call('HMGET', H.job(P, id), unpack(FIELDS))
-  if not v[1] then return nil end
+  local v = redis.pcall('HMGET', H.job(P, id), unpack(FIELDS))
+  if v.err or not v[1] then return nil end
   local j = {id = id}
   for i, f in ipairs(FIELDS) do j[f] = v[i] or '' end
   return j

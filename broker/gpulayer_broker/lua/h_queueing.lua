@@ -9,6 +9,16 @@ function H.block(A, i)
           options = A[i + 13], spec = A[i + 14]}
 end
 
+-- names become parts of keys, and a priority outside 0 to 4 would never be claimed: whatever sends it, it is refused
+function H.wrong(b)
+  for name, value in pairs({id = b.id, owner = b.owner, queue = b.queue, sig = b.sig, client = b.client ~= '' and b.client or '-'}) do
+    if not string.find(value, '^[^%s:]+$') then return H.refuse('submit', name .. ' is empty, or holds a blank or a colon') end
+  end
+  if not string.find(b.prio, '^[0-4]$') then return H.refuse('submit', 'priority ' .. b.prio) end
+  if not b.delay or b.delay < 0 or b.delay ~= b.delay then return H.refuse('submit', 'delay') end
+  return nil
+end
+
 function H.known(P, sig) return redis.call('HEXISTS', P .. 'signatures', sig) == 1 end
 
 -- makes a job runnable now and wakes a worker for it

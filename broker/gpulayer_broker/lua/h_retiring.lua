@@ -9,6 +9,7 @@ local function retire_signature(P, sig)
   redis.call('DEL', P .. 'classes:' .. sig)
   redis.call('HDEL', P .. 'signatures', sig)
   redis.call('ZREM', P .. 'sigseen', sig)
+  redis.call('INCR', P .. 'signatures_version')  -- who judged it meanwhile must not write it down again
 end
 
 -- retires up to `most` signatures that were last used before `until_ms` and have no open job; looks at 64
@@ -25,10 +26,12 @@ end
 
 function H.retire_class(P, class)
   for _, sig in ipairs(redis.call('HKEYS', P .. 'fits:' .. class)) do redis.call('SREM', P .. 'classes:' .. sig, class) end
-  redis.call('DEL', P .. 'fits:' .. class, P .. 'idle:' .. class)
+  for _, w in ipairs(redis.call('ZRANGE', P .. 'idle:' .. class, 0, -1)) do H.idle_remove(P, class, w) end
+  redis.call('DEL', P .. 'fits:' .. class)
   redis.call('SREM', P .. 'idleclasses', class)
   redis.call('HDEL', P .. 'classcaps', class)
   redis.call('ZREM', P .. 'classseen', class)
+  redis.call('INCR', P .. 'classes_version')
 end
 
 function H.forget_worker(P, w)

@@ -72,6 +72,7 @@ function H.ring(P, sig, now, except)
   local some, tried = redis.call('SRANDMEMBER', P .. 'idleclasses', 8), {}
   if #some == 0 then return nil end
   local need = H.amounts(sig)
+  if not need then return nil end
   for _, class in ipairs(some) do
     tried[class] = true
     local w = H.ring_class(P, class, sig, need, now, except)

@@ -5,6 +5,7 @@
 -- Returns: {'ok'}, {'match', version}, or {'too_many', limit}.
 register('introduce', {}, function(K, A)
   local P, sig, now = K[1], A[1], H.now()
+  if not H.amounts(sig) then return H.refuse('signature', sig) end
   if H.known(P, sig) then return {'ok'} end
   local version = redis.call('GET', P .. 'classes_version') or '0'
   if A[3] ~= version then return {'match', version} end

@@ -4,7 +4,7 @@
 -- Keys: root. Arguments: worker, node, incarnation, class, slots, node_cpus, memory_mib, heartbeat_ms, grace_ms, info,
 --   capabilities, version, n, then n times signature, groups.
 -- Returns: {'match', version} to match first (see `match`), or {'ok', version}.
-register('register', {}, function(K, A)
+register('register', {'allow-oom'}, function(K, A)
   local P, w, now = K[1], A[1], H.now()
   local class, key = A[4], P .. 'worker:' .. A[1]
   if redis.call('HEXISTS', P .. 'classcaps', class) == 0 then
@@ -22,8 +22,13 @@ register('register', {}, function(K, A)
   if before[1] and before[1] ~= A[3] then
     local lost = {}
     for _, id in ipairs(redis.call('SMEMBERS', P .. 'running:' .. w)) do
-      lost[#lost + 1] = id
-      H.lost(P, H.load(P, id), now)
+      local j = H.load(P, id)
+      if j and H.holds(j, j.token) then
+        lost[#lost + 1] = id
+        H.lost(P, j, now)
+      else
+        redis.call('SREM', P .. 'running:' .. w, id)
+      end
     end
     H.count_death(P, w, lost, now)
     redis.call('DEL', P .. 'inbox:' .. w)

@@ -14,13 +14,14 @@ H.started = started
 
 local function unlisted(P, worker, listed, beat, now)
   for _, id in ipairs(redis.call('SRANDMEMBER', P .. 'running:' .. worker, 256)) do
-    if not listed[id] then
-      local granted = tonumber(redis.call('HGET', H.job(P, id), 'granted_ms') or '0')
-      if granted < now - beat then
-        local j = H.load(P, id)
+    local j = not listed[id] and H.load(P, id)
+    if j and H.holds(j, j.token) then
+      if tonumber(redis.call('HGET', H.job(P, id), 'granted_ms') or '0') < now - beat then
         H.end_or(P, j, now, function() H.again(P, j, 'retrying', now) end)
         H.poke(P, worker, now)
       end
+    elseif not listed[id] then
+      redis.call('SREM', P .. 'running:' .. worker, id)
     end
   end
 end
@@ -37,6 +38,7 @@ register('renew', {'allow-oom'}, function(K, A)
   local P, worker, now = K[1], A[1], H.now()
   local v = redis.call('HMGET', P .. 'worker:' .. worker, 'incarnation', 'heartbeat_ms', 'grace_ms', 'class', 'state')
   if v[1] ~= A[2] then return {v[1] and 'superseded' or 'unknown'} end
+  if redis.call('HEXISTS', P .. 'classcaps', v[4]) == 0 then return {'unknown'} end
   local until_ms, beat = now + tonumber(A[3]) + tonumber(v[3]), tonumber(v[2])
   local stale, cancelled, listed = {}, {}, {}
   for i = 5, 4 + 4 * tonumber(A[4]), 4 do

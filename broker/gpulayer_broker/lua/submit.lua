@@ -5,6 +5,8 @@
 -- Returns: {'added', id}, {'existing', id}, {'conflict', id}, {'introduce', signature}, {'full', limit}.
 register('submit', {}, function(K, A)
   local P, b = K[1], H.block(A, 1)
+  local wrong = H.wrong(b)
+  if wrong then return wrong end
   local known = H.repeated(P, b)
   if known then return known end
   if not H.known(P, b.sig) then return {'introduce', b.sig} end

@@ -64,7 +64,7 @@ local function ring_again(P, now)
   return #late
 end
 
-local function purge(P, now, retention, results)
+local function purge(P, now, retention, results, out)
   local old = redis.call('ZRANGEBYSCORE', P .. 'jobs:final', '-inf', now - retention, 'LIMIT', 0, BATCH)
   for _, id in ipairs(old) do H.purge(P, id) end
   local mark = redis.call('HGET', P .. 'clock', 'results_ms') or '0'
@@ -78,6 +78,7 @@ local function purge(P, now, retention, results)
     redis.call('HSET', P .. 'clock', 'results_ms', mark)
   end
   H.retire_idle(P, now - H.DAY_MS, BATCH)
+  if out then return #old end                    -- who was silent because nobody was there gets time for a heartbeat first
   for _, w in ipairs(redis.call('ZRANGEBYSCORE', P .. 'workers', '-inf', now - H.DAY_MS, 'LIMIT', 0, BATCH)) do
     if redis.call('EXISTS', P .. 'running:' .. w) == 0 then H.forget_worker(P, w) end
   end
@@ -87,20 +88,22 @@ local function purge(P, now, retention, results)
   return #old
 end
 
+-- after an outage no lease is looked at before its floor: who keeps the clock sleeps until then
 local function next_due(P, now)
-  local due = now + 3600000
+  local due, floor = now + 3600000, tonumber(redis.call('HGET', P .. 'clock', 'floor_ms') or '0')
   for _, name in ipairs({'delayed', 'leases', 'rung'}) do
     local first = redis.call('ZRANGE', P .. name, 0, 0, 'WITHSCORES')
-    if first[2] then due = math.min(due, tonumber(first[2])) end
+    if first[2] then due = math.min(due, math.max(tonumber(first[2]), name == 'leases' and floor or 0)) end
   end
   return math.max(0, due - now)
 end
 
-register('tick', {}, function(K, A)
+register('tick', {'allow-oom'}, function(K, A)
   local P, now, lease = K[1], H.now(), tonumber(A[1])
   local promoted = promote(P, now)
-  local reaped = outage(P, lease, now) and 0 or reap(P, lease, now)
+  local out = outage(P, lease, now)
+  local reaped = out and 0 or reap(P, lease, now)
   local rung = ring_again(P, now)
-  local purged = purge(P, now, tonumber(A[2]), tonumber(A[3]))
+  local purged = purge(P, now, tonumber(A[2]), tonumber(A[3]), out)
   return {next_due(P, now), promoted, reaped, rung, purged}
 end)
