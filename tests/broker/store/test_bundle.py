@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -153,10 +154,19 @@ def test_a_name_that_cannot_travel_is_refused(
     assert line.isprintable()
 
 
-def test_a_tree_that_is_too_deep_is_refused(source: Path, store: LocalStore) -> None:
-    write(source / "/".join(["d"] * 70) / "f")
+def test_a_tree_that_is_too_deep_is_refused_before_it_uses_up_the_descriptors(
+    source: Path, store: LocalStore
+) -> None:
+    write(source / "/".join(["d"] * 400) / "f")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
-    assert "deeper than 64 folders" in refused(lambda: make_bundle(source, store))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        line = refused(lambda: make_bundle(source, store))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert "deeper than 64 folders" in line
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,22 @@ def test_a_process_killed_in_the_middle_of_a_put_leaves_no_visible_blob(
     assert leftovers_in(store) == []
 
 
+def test_a_blob_is_on_disk_before_it_is_visible(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    visible_at_sync: list[int] = []
+    fsync = os.fsync
+
+    def look_and_sync(fd: int) -> None:
+        visible_at_sync.append(len(blobs_in(store)))
+        assert os.fstat(fd).st_size == 4
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", look_and_sync)
+
+    store.put_bytes(b"data")
+
+    assert (visible_at_sync, len(blobs_in(store))) == ([0], 1)
+
+
 def test_gc_removes_what_nobody_used_and_keeps_the_rest(store: LocalStore) -> None:
     old, fresh = store.put_bytes(b"old"), store.put_bytes(b"fresh")
     make_old(store, old)
