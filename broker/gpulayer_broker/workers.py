@@ -1,0 +1,141 @@
+"""The workers as the queue knows them: a read-only view for whoever shows or explains them.
+
+Read in two round trips, so that a page of many workers costs the queue little. What a worker has free is reckoned from
+the jobs that it holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpulayer_broker import capabilities
+from gpulayer_broker.availability import Live
+from gpulayer_broker.capabilities import Capabilities
+from gpulayer_broker.errors import GpulayerError
+from gpulayer_broker.queue import Queue
+from gpulayer_broker.requirements import Requirements
+from gpulayer_broker.units import MIB
+
+# So many heartbeats missed, and a worker counts as offline.
+MISSED_HEARTBEATS = 3
+_FIELDS = ("node", "class", "slots", "memory", "heartbeat_ms", "state", "since_ms", "info")
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """One worker. `capabilities` is None where a newer release wrote them."""
+
+    id: str
+    node: str
+    state: Literal["online", "draining", "offline"]
+    heartbeat_age_s: float
+    slots: int
+    free_slots: int
+    memory_bytes: int
+    free_memory_bytes: int
+    running: tuple[str, ...]
+    capabilities: Capabilities | None
+    info: dict[str, Any]
+
+    def live(self, needs: Requirements) -> Live | None:
+        """What it has left now; None for a GPU job, for the queue alone does not know which GPUs are free."""
+        if self.state == "online" and needs.gpus:
+            return None
+        return Live(
+            free_cpus=self.free_slots,
+            free_memory_bytes=self.free_memory_bytes,
+            free_disk_bytes=self.capabilities.disk_bytes if self.capabilities else 0,
+            state=self.state,
+            offline_s=self.heartbeat_age_s,
+        )
+
+
+def read_workers(queue: Queue) -> list[WorkerRecord]:
+    """All workers, sorted by id."""
+    pairs, classes, clock = _raised(
+        queue.link.pipeline(
+            [
+                ("ZRANGE", queue.keys.named("workers"), 0, -1, "WITHSCORES"),
+                ("HGETALL", queue.keys.named("classcaps")),
+                ("TIME",),
+            ]
+        )
+    )
+    seen = {pairs[i].decode(): float(pairs[i + 1]) for i in range(0, len(pairs), 2)}
+    known = {classes[i].decode(): classes[i + 1] for i in range(0, len(classes), 2)}
+    now_ms = int(clock[0]) * 1000 + int(clock[1]) // 1000
+    names = sorted(seen)
+    commands: list[tuple[str, ...]] = []
+    for worker in names:
+        commands.append(("HMGET", queue.keys.worker(worker), *_FIELDS))
+        commands.append(("SMEMBERS", queue.keys.running(worker)))
+    replies = _raised(queue.link.pipeline(commands))
+    signatures = _signatures(queue, [job for running in replies[1::2] for job in running])
+    return [
+        _record(worker, now_ms - seen[worker], replies[2 * i], replies[2 * i + 1], known, signatures)
+        for i, worker in enumerate(names)
+    ]
+
+
+def _signatures(queue: Queue, job_ids: Sequence[bytes]) -> dict[bytes, bytes]:
+    replies = _raised(queue.link.pipeline([("HGET", queue.keys.job(job.decode()), "sig") for job in job_ids]))
+    return dict(zip(job_ids, (reply or b"" for reply in replies), strict=True))
+
+
+def _record(
+    worker: str,
+    age_ms: float,
+    values: Sequence[bytes | None],
+    running: Iterable[bytes],
+    classes: dict[str, bytes],
+    signatures: dict[bytes, bytes],
+) -> WorkerRecord:
+    facts = {name: (value or b"").decode() for name, value in zip(_FIELDS, values, strict=True)}
+    jobs = sorted(running)
+    amounts = [amounts_of(signatures.get(job, b"").decode()) for job in jobs]
+    slots, memory_bytes = int(facts["slots"] or 0), int(facts["memory"] or 0) * MIB
+    late = age_ms > MISSED_HEARTBEATS * int(facts["heartbeat_ms"] or 10_000)
+    return WorkerRecord(
+        id=worker,
+        node=facts["node"],
+        state=_state(facts["state"], late),
+        heartbeat_age_s=max(0.0, age_ms / 1000),
+        slots=slots,
+        free_slots=max(0, slots - sum(cpus for cpus, _ in amounts)),
+        memory_bytes=memory_bytes,
+        free_memory_bytes=max(0, memory_bytes - sum(memory for _, memory in amounts)),
+        running=tuple(job.decode() for job in jobs),
+        capabilities=_decoded(classes.get(facts["class"], b"")),
+        info=json.loads(facts["info"] or "{}"),
+    )
+
+
+def _state(told: str, late: bool) -> Literal["online", "draining", "offline"]:
+    if late or told == "offline":
+        return "offline"
+    return "draining" if told == "draining" else "online"
+
+
+def amounts_of(signature: str) -> tuple[int, int]:
+    """(CPUs, bytes of memory) that a signature takes; nothing for what is no signature."""
+    parts = signature.split(".")
+    if len(parts) < 5 or not (parts[2].isdigit() and parts[3].isdigit()):
+        return 0, 0
+    return int(parts[2]), int(parts[3]) * MIB
+
+
+def _decoded(record: bytes) -> Capabilities | None:
+    try:
+        return capabilities.decode(record)
+    except GpulayerError:
+        return None
+
+
+def _raised(replies: Sequence[Any]) -> Sequence[Any]:
+    for reply in replies:
+        if isinstance(reply, GpulayerError):
+            raise reply
+    return replies

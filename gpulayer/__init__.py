@@ -1,0 +1,82 @@
+"""GPUlayer: send a command or a function to any machine that can run it.
+
+    import gpulayer as gl
+
+    @gl.remote(accelerator="cuda", gpu_memory="24GB", frameworks={"torch": ">=2.4"})
+    def train(rate: float) -> float: ...
+
+    train(0.1)                            # runs here
+    train.delay(0.1).result()             # runs where it fits
+    train.map([0.1, 0.01]).results()      # all at once
+
+Every name is imported when it is first used, so that `import gpulayer` costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpulayer.client import Client
+    from gpulayer.handle import Job
+    from gpulayer.inside import current_job, progress
+    from gpulayer.mapping import MapResult
+    from gpulayer.remote_function import RemoteFunction, remote
+    from gpulayer_broker.errors import (
+        GpulayerError,
+        JobCancelled,
+        JobFailed,
+        JobTimedOut,
+        NotPicklable,
+        QueueUnreachable,
+        RemoteError,
+        WaitTimeout,
+        WorkerLost,
+    )
+
+__all__ = [
+    "Client",
+    "GpulayerError",
+    "Job",
+    "JobCancelled",
+    "JobFailed",
+    "JobTimedOut",
+    "MapResult",
+    "NotPicklable",
+    "QueueUnreachable",
+    "RemoteError",
+    "RemoteFunction",
+    "WaitTimeout",
+    "WorkerLost",
+    "current_job",
+    "progress",
+    "remote",
+]
+
+_HOMES = {
+    "Client": "gpulayer.client",
+    "Job": "gpulayer.handle",
+    "MapResult": "gpulayer.mapping",
+    "RemoteFunction": "gpulayer.remote_function",
+    "current_job": "gpulayer.inside",
+    "progress": "gpulayer.inside",
+    "remote": "gpulayer.remote_function",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("gpulayer")
+    if name not in __all__:
+        raise AttributeError(f"module 'gpulayer' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES.get(name, "gpulayer_broker.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,101 @@
+"""Which modules travel with a function, because no worker could import them.
+
+A module whose file lies under the current folder or the script's, and in no site-packages and not in Python's own
+library, is the user's project: what a function uses of it is pickled by value. Everything else is imported by the
+worker, which must have it. `__main__` and what notebooks define travel by value anyhow.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+OWN_PACKAGES = ("gpulayer", "gpulayer_broker", "gpulayer_worker")
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+_lock = threading.RLock()
+_judged: dict[str, tuple[int, bool]] = {}
+_judged_for: tuple[str, ...] = ()
+
+
+@contextmanager
+def local_modules_by_value() -> Iterator[None]:
+    """Within it, cloudpickle takes the project's modules by value; other users of cloudpickle are left as they were."""
+    import cloudpickle
+
+    with _lock:
+        before = set(cloudpickle.list_registry_pickle_by_value())
+        added = [module for module in _local_modules() if module.__name__ not in before]
+        for module in added:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in added:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def is_local(name: str) -> bool:
+    """Whether the module of this name, already imported, is the project's."""
+    module = sys.modules.get(name)
+    return name == "__main__" or (module is not None and _is_local(name, module, _roots()))
+
+
+def is_installed(module_name: str) -> bool:
+    """Whether a top-level module comes from a site-packages folder."""
+    module = sys.modules.get(module_name)
+    return any(part in f"{_file_of(module)}{os.sep}" for part in INSTALLED) if module else False
+
+
+def _local_modules() -> list[ModuleType]:
+    """The project's modules among the imported ones; each is judged once for one current folder."""
+    global _judged_for
+    roots = _roots()
+    if roots != _judged_for:
+        _judged.clear()
+        _judged_for = roots
+    found = []
+    for name, module in list(sys.modules.items()):
+        judged = _judged.get(name)
+        if judged is None or judged[0] != id(module):
+            judged = _judged[name] = (id(module), _is_local(name, module, roots))
+        if judged[1] and name != "__main__":
+            found.append(module)
+    return found
+
+
+def _is_local(name: str, module: ModuleType, roots: tuple[str, ...]) -> bool:
+    if name.partition(".")[0] in OWN_PACKAGES or getattr(module, "__name__", None) != name:
+        return False
+    file = _file_of(module)
+    if not file or any(part in file for part in INSTALLED) or file.startswith(_library()):
+        return False
+    return any(file.startswith(root) for root in roots)
+
+
+def _file_of(module: ModuleType | None) -> str:
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str):
+        return os.path.realpath(file)
+    folders = list(getattr(module, "__path__", ()))
+    return os.path.realpath(folders[0]) + os.sep if folders and isinstance(folders[0], str) else ""
+
+
+def _library() -> tuple[str, ...]:
+    paths = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    return tuple(os.path.realpath(path) + os.sep for path in paths if path)
+
+
+def _roots() -> tuple[str, ...]:
+    """The current folder and the script's, with a separator at their ends; never the root folder."""
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    folders = {os.getcwd()}
+    if isinstance(main_file, str):
+        folders.add(os.path.dirname(os.path.abspath(main_file)))
+    real = {os.path.realpath(folder) for folder in folders}
+    return tuple(sorted(folder + os.sep for folder in real if folder != os.sep))

@@ -1,0 +1,304 @@
+"""`Client`: everything that the SDK and the command line do with one target.
+
+It connects when it is first used, may be shared by threads and inherited by forks, and closes its connections at
+the end of a `with` or by `close`. `default_client` is the one that `gl.remote` uses.
+"""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+
+from gpulayer.handle import Job
+from gpulayer.options import KNOWN, JobOptions, Plan, plan_of, refuse_unknown
+from gpulayer.payload import PackedFunction, pack_function
+from gpulayer.session import Session
+from gpulayer.submitting import BATCH, Arguments, Submitter
+from gpulayer.targets import Target, resolve_target
+from gpulayer.waiter import Waiter
+from gpulayer_broker import functions
+from gpulayer_broker.errors import GpulayerError, JobNotFound, UsageError
+from gpulayer_broker.job import ACTIVE, STATES, JobRecord
+from gpulayer_broker.queue import Queue
+from gpulayer_broker.spec import Spec
+
+if TYPE_CHECKING:
+    from gpulayer.explaining import Explanation
+    from gpulayer_broker.workers import WorkerRecord
+
+R = TypeVar("R")
+PAGE = 500
+
+
+class Client:
+    """A connection to a target: `local` is this user's private set-up.
+
+    >>> with gl.Client() as client:
+    ...     job = client.submit(["python", "train.py"], source=".", accelerator="cuda")
+    ...     job.wait()
+    """
+
+    def __init__(
+        self, target: str | None = None, *, redis: str | None = None, trust_workers: bool = False
+    ) -> None:
+        """`redis` is a queue's address; `trust_workers` lets pickles from its workers be loaded here."""
+        self._given = (target, redis, trust_workers)
+        self._lock = threading.Lock()
+        self._parts: tuple[Session, Waiter, Submitter] | None = None
+
+    def __repr__(self) -> str:
+        return f"Client({self.target.name})"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections; jobs go on."""
+        parts = self._parts
+        if parts is not None:
+            session, waiter, _ = parts
+            waiter.close()
+            session.close()
+
+    @property
+    def target(self) -> Target:
+        """Where this client submits."""
+        return self._session.target
+
+    @property
+    def trusts_workers(self) -> bool:
+        """Whether what workers send is unpickled here."""
+        return self._given[2] or self.target.is_private
+
+    def _opened(self) -> tuple[Session, Waiter, Submitter]:
+        parts = self._parts
+        if parts is None:
+            with self._lock:
+                if self._parts is None:
+                    session = Session(resolve_target(self._given[0], redis=self._given[1]))
+                    self._parts = (session, Waiter(session), Submitter(session))
+                parts = self._parts
+        return parts
+
+    @property
+    def _session(self) -> Session:
+        return self._opened()[0]
+
+    @property
+    def _waiter(self) -> Waiter:
+        return self._opened()[1]
+
+    @property
+    def _submitter(self) -> Submitter:
+        return self._opened()[2]
+
+    # Submitting -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def submit(
+        self,
+        what: str | Sequence[str],
+        /,
+        *,
+        source: str | Path | None = None,
+        inputs: Mapping[str, str | Path] | None = None,
+        outputs: Iterable[str] = (),
+        **options: Unpack[JobOptions],
+    ) -> Job[None]: ...
+
+    @overload
+    def submit(
+        self,
+        what: Callable[..., R],
+        /,
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        source: str | Path | None = None,
+        inputs: Mapping[str, str | Path] | None = None,
+        outputs: Iterable[str] = (),
+        **options: Unpack[JobOptions],
+    ) -> Job[R]: ...
+
+    def submit(
+        self,
+        what: str | Sequence[str] | Callable[..., Any],
+        /,
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        source: str | Path | None = None,
+        inputs: Mapping[str, str | Path] | None = None,
+        outputs: Iterable[str] = (),
+        **options: Unpack[JobOptions],
+    ) -> Job[Any]:
+        """Submits a command (a list, or a text that is split as a shell would, but run by none) or a function.
+
+        `source` is a folder whose files become the job's folder; `inputs` maps paths there to files here;
+        `outputs` are patterns of files to return beside those of `$GPULAYER_OUTPUTS`.
+        """
+        refuse_unknown("submit", options, KNOWN)
+        plan = plan_of(options)
+        if callable(what):
+            spec = self._function_spec(what, (tuple(args), dict(kwargs or {})), plan)
+        elif args or kwargs:
+            raise UsageError("args and kwargs belong to a function; a command's are part of it")
+        else:
+            spec = command_spec(what, plan)
+        return self.submit_spec(self._with_files(spec, source, inputs or {}, outputs), plan)
+
+    def submit_spec(self, spec: Spec, plan: Plan) -> Job[Any]:
+        """Submits what was put together already."""
+        job_id, new = self._submitter.submit(spec, plan, self._waiter.client)
+        return Job(self, job_id, self._waiter.slot(job_id, submitted=new))
+
+    def _function_spec(self, function: Callable[..., Any], call: Arguments, plan: Plan) -> Spec:
+        packed = pack_function(getattr(function, "__wrapped_by_remote__", function))
+        return next(self._submitter.function_specs(packed, [call], plan))
+
+    def _with_files(
+        self,
+        spec: Spec,
+        source: str | Path | None,
+        inputs: Mapping[str, str | Path],
+        outputs: Iterable[str],
+    ) -> Spec:
+        if source is None and not inputs and not outputs:
+            return spec
+        from gpulayer.shipping import with_files
+
+        files = {dest: Path(path) for dest, path in inputs.items()}
+        return with_files(spec, self._session, Path(source) if source is not None else None, files, outputs)
+
+    def submit_call(self, packed: PackedFunction, call: Arguments, plan: Plan) -> Job[Any]:
+        """Submits one call of a packed function."""
+        return self.submit_spec(next(self._submitter.function_specs(packed, [call], plan)), plan)
+
+    def submit_calls(
+        self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan, most: int = BATCH
+    ) -> Iterator[list[Job[Any]]]:
+        """Submits many calls, a batch each time that the next is asked for."""
+        specs = self._submitter.function_specs(packed, calls, plan)
+        for ids in self._submitter.submit_many(specs, plan, lambda: self._waiter.client, most):
+            yield [Job(self, job_id, self._waiter.slot(job_id, submitted=True)) for job_id in ids]
+
+    # Jobs and workers -----------------------------------------------------------------------------------------------
+
+    def get(self, job_id: str) -> Job[Any]:
+        """The handle of a job that anybody submitted; JobNotFound if there is none."""
+        self._session.attempt(lambda queue: queue.record(job_id))
+        return self.handle(job_id)
+
+    def handle(self, job_id: str) -> Job[Any]:
+        """The handle of a job that is known to exist."""
+        return Job(self, job_id, self._waiter.slot(job_id))
+
+    def jobs(self, state: str | None = None, limit: int = 100) -> list[JobRecord]:
+        """The newest jobs, of one state or of all; those that are not final come first."""
+        if state is not None and state not in STATES:
+            raise UsageError(f"state {state!r} is not known: it is one of {', '.join(STATES)}", value=state)
+        found: list[JobRecord] = []
+        for one in [state] if state else STATES:
+            found += self._newest(one, limit)
+        found.sort(key=lambda record: (record.state not in ACTIVE, -record.created_ms))
+        return found[:limit]
+
+    def _newest(self, state: str, limit: int) -> list[JobRecord]:
+        ids = self._session.attempt(lambda queue: queue.newest(state, limit))
+        found: list[JobRecord] = []
+        for start in range(0, len(ids), PAGE):
+            page = ids[start : start + PAGE]
+            records = self._session.attempt(partial(Queue.records, job_ids=page))
+            found += [record for record in records if record is not None]
+        return found
+
+    def workers(self) -> list[WorkerRecord]:
+        """The workers that the queue knows, by name."""
+        from gpulayer_broker.workers import read_workers
+
+        return self._session.attempt(read_workers)
+
+    def cancel(self, job_id: str) -> bool:
+        """Asks for a job's end; False if it had ended already."""
+        outcome, _ = self._session.attempt(lambda queue: queue.run(functions.cancel(job_id)))
+        if outcome == "missing":
+            raise JobNotFound(f"no job '{job_id}': gpulayer jobs lists them", value=job_id)
+        return outcome != "too_late"
+
+    def _cancel_many(self, job_ids: Sequence[str]) -> int:
+        asked = 0
+        for start in range(0, len(job_ids), PAGE):
+            calls = [functions.cancel(job_id) for job_id in job_ids[start : start + PAGE]]
+            for answer in self._session.attempt(partial(Queue.run_many, calls=calls)):
+                if isinstance(answer, GpulayerError):
+                    raise answer
+                asked += answer[0] in ("cancelled", "asked")
+        return asked
+
+    def logs(self, job_id: str, follow: bool = False, rank: int = 0) -> Iterator[str]:
+        """The lines of a job's output."""
+        return self.get(job_id).logs(follow, rank)
+
+    def outputs(self, job_id: str, to: str | Path | None = None) -> Path:
+        """Fetches the files that a job returned; the folder that they are in."""
+        return self.get(job_id).outputs(to)
+
+    def explain(self, job_id: str) -> Explanation:
+        """Which workers can run a job, and of each other one why not."""
+        from gpulayer.explaining import explain
+        from gpulayer_broker.requirements import decode
+        from gpulayer_broker.spec import decode as decode_spec
+
+        record = self._session.attempt(lambda queue: queue.record(job_id))
+        return explain(decode(decode_spec(record.spec).requirements), self.workers())
+
+
+def command_spec(command: str | Sequence[str], plan: Plan) -> Spec:
+    """The spec of a command; UsageError for an empty one."""
+    argv = tuple(_split(command) if isinstance(command, str) else map(str, command))
+    if not argv or not argv[0].strip():
+        raise UsageError("the command is empty: give a program and its arguments")
+    if any("\0" in argument for argument in argv):
+        raise UsageError("an argument of the command holds a NUL byte, which no process can be given")
+    return Spec(
+        kind="command",
+        name=plan.name or argv[0].rpartition("/")[2],
+        argv=argv,
+        requirements=plan.needs.canonical(),
+        env=plan.env,
+        timeout_s=plan.timeout_s,
+        on_outage=plan.on_outage,
+    )
+
+
+def _split(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"the command cannot be split: {error}; give a list") from None
+
+
+_defaults: dict[str | None, Client] = {}
+_defaults_lock = threading.Lock()
+
+
+def default_client(target: str | None = None) -> Client:
+    """The client that this process shares for a target."""
+    with _defaults_lock:
+        client = _defaults.get(target)
+        if client is None:
+            client = _defaults[target] = Client(target)
+        return client

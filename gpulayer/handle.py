@@ -1,0 +1,135 @@
+"""`Job`: a handle of one submitted job, to wait for it, read it and end it.
+
+A handle holds no result: `result` reads it when it is asked for. Any process that reaches the queue can have a
+handle of the same job (`gl.Client().get(id)`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+from gpulayer.outcome import value_of
+from gpulayer_broker.errors import WaitTimeout
+
+if TYPE_CHECKING:
+    from gpulayer.client import Client
+    from gpulayer.explaining import Explanation
+    from gpulayer.waiter import Notice, Slot
+    from gpulayer_broker.job import JobRecord
+
+R = TypeVar("R", covariant=True)
+
+RUNS_FOLDER = "gpulayer_runs"
+
+
+class Job(Generic[R]):
+    """One job, by its id.
+
+    >>> job = train.delay(0.1)
+    >>> job.state, job.result(timeout=60)
+    ('running', 0.93)
+    """
+
+    __slots__ = ("_client", "_slot", "id")
+
+    def __init__(self, client: Client, job_id: str, slot: Slot) -> None:
+        self.id = job_id
+        self._client = client
+        self._slot = slot
+
+    def __repr__(self) -> str:
+        return f"<gpulayer.Job {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    @property
+    def record(self) -> JobRecord:
+        """What the queue holds of it now: state, worker, attempt, times."""
+        return self._client._session.attempt(lambda queue: queue.record(self.id))
+
+    @property
+    def state(self) -> str:
+        """queued, scheduled, running, succeeded, failed, cancelled or timed_out."""
+        notice = self._slot.notice
+        return notice.state if notice is not None else self.record.state
+
+    @property
+    def end_reason(self) -> str:
+        """Why it ended: '' while it has not and when it succeeded, else user_error, worker_lost, timeout, …"""
+        return self.record.end_reason
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Its final state, as soon as it has one; WaitTimeout if that takes longer than `timeout` seconds."""
+        return self._notice(timeout).state
+
+    def result(self, timeout: float | None = None) -> R:
+        """What the function returned; what it raised is raised here, with the remote traceback as a note.
+
+        JobFailed, JobCancelled, JobTimedOut and WorkerLost tell of a job that came to no end of its own.
+        """
+        client = self._client
+        value = value_of(client._session, self.id, self._notice(timeout), trusted=client.trusts_workers)
+        return cast(R, value)
+
+    def _notice(self, timeout: float | None) -> Notice:
+        notice = self._slot.notice
+        if notice is None:
+            if not self._client._waiter.wait(self._slot, timeout):
+                raise WaitTimeout(
+                    f"job {self.id} has not ended within {timeout:g} s; it goes on", job_id=self.id
+                )
+            notice = self._slot.notice
+            assert notice is not None, "the waiter says that the job has ended"
+        return notice
+
+    def __await__(self) -> Generator[None, None, R]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> R:
+        """The result, without blocking the event loop while it is waited for or read."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def finish() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def told(_: Slot) -> None:
+            loop.call_soon_threadsafe(finish)
+
+        waiter = self._client._waiter
+        await asyncio.to_thread(waiter.listen, self._slot, told)
+        try:
+            await ended
+        finally:
+            waiter.ignore(self._slot, told)
+        return await asyncio.to_thread(self.result)
+
+    def logs(self, follow: bool = False, rank: int = 0) -> Iterator[str]:
+        """The lines of its output, stdout and stderr in the order they were written; `follow` until it ends."""
+        from gpulayer.logs import lines, read_log
+
+        return lines(read_log(self._client._session, self.id, rank=rank, follow=follow))
+
+    def outputs(self, to: str | Path | None = None) -> Path:
+        """Fetches the files that it returned into a folder, `gpulayer_runs/<id>` if none is named; the folder."""
+        from gpulayer.fetching import fetch_outputs
+
+        folder = Path(to) if to is not None else Path(RUNS_FOLDER, self.id)
+        fetch_outputs(self._client._session, self.record, folder)
+        return folder
+
+    def cancel(self) -> bool:
+        """Asks for its end; False if it had ended already."""
+        return self._client.cancel(self.id)
+
+    def explain(self) -> Explanation:
+        """Which workers can run it, and of each other one why not."""
+        return self._client.explain(self.id)

@@ -1,0 +1,187 @@
+"""Reads a job's output: its live tail while it runs, the whole log from the store afterwards.
+
+Pieces come in the order in which they were written, each with its stream, every byte once. Following ends with the job:
+its end is told by the queue, not polled, and what was written before it is read first. A tail that was cut, because
+nobody read it in time, is told in a piece of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpulayer.session import Session
+from gpulayer_broker import functions
+from gpulayer_broker.connection import Link
+from gpulayer_broker.errors import QueueUnreachable
+from gpulayer_broker.job import QUEUED, JobRecord
+from gpulayer_broker.units import format_size
+
+OUT, ERR, NOTE = "out", "err", "note"
+SILENCE_S = 5.0
+COUNT = 200
+INDEX_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some bytes of one stream: out, err, or note, a line of GPUlayer's own."""
+
+    stream: str
+    data: bytes
+
+
+def read_log(session: Session, job_id: str, *, rank: int = 0, follow: bool = False) -> Iterator[Piece]:
+    """What the job has written; with `follow`, also what it will write, until it ends."""
+    record = session.attempt(lambda queue: queue.record(job_id))
+    if record.final:
+        yield from _finished(session, record, rank)
+    elif follow:
+        yield from _Follower(session, job_id, rank).pieces(record)
+    else:
+        yield from _Tail(record.attempt, rank).rest(session, session.queue.link, job_id)
+
+
+def lines(pieces: Iterable[Piece]) -> Iterator[str]:
+    """The output as lines; of a line that was redrawn by carriage returns only what was last drawn."""
+    pending: dict[str, bytes] = {}
+    for piece in pieces:
+        *whole, rest = (pending.pop(piece.stream, b"") + piece.data).split(b"\n")
+        yield from map(_line, whole)
+        if rest:
+            pending[piece.stream] = rest
+    yield from map(_line, pending.values())
+
+
+def _line(raw: bytes) -> str:
+    return raw.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
+
+
+# A finished job -----------------------------------------------------------------------------------------------------
+
+
+def _finished(session: Session, record: JobRecord, rank: int) -> Iterator[Piece]:
+    kept = json.loads(record.logs) if record.logs else {}
+    named = kept.get(str(rank))
+    if named is None:
+        yield from _Tail(record.attempt, rank).rest(session, session.queue.link, record.id)
+        return
+    store = session.store
+    data = store.read_bytes(str(named["sha256"]), int(named["size"]))
+    index = store.read_bytes(str(named["index_sha256"]), INDEX_BYTES)
+    for line in index.splitlines():
+        offset, length, stream = json.loads(line)
+        yield Piece(str(stream), data[offset : offset + length])
+
+
+# A live tail --------------------------------------------------------------------------------------------------------
+
+
+class _Tail:
+    """One attempt's live tail, read from where the last reading ended."""
+
+    def __init__(self, attempt: int, rank: int) -> None:
+        self.attempt = attempt
+        self.rank = rank
+        self.ended = False
+        self._last = "0-0"
+        self._offset = 0
+
+    def key(self, session: Session, job_id: str) -> str:
+        return session.queue.keys.log(job_id, self.attempt, self.rank)
+
+    @property
+    def last(self) -> str:
+        """The id of the last entry that was read."""
+        return self._last
+
+    def take(self, entries: Sequence[Any]) -> Iterator[Piece]:
+        """The pieces of entries as XREAD gives them."""
+        for entry_id, values in entries:
+            self._last = entry_id.decode()
+            fields = dict(zip(values[::2], values[1::2], strict=True))
+            if b"end" in fields:
+                self.ended = True
+                continue
+            data, top = fields[b"d"], int(entry_id.partition(b"-")[0])
+            lost = top - len(data) - self._offset
+            if lost > 0:
+                yield Piece(NOTE, f"{format_size(lost)} of output are not in the live tail".encode())
+            self._offset = top
+            yield Piece(fields[b"s"].decode(), data)
+
+    def rest(self, session: Session, link: Link, job_id: str) -> Iterator[Piece]:
+        """What is there now."""
+        while not self.ended:
+            reply = link.call("XREAD", "COUNT", COUNT, "STREAMS", self.key(session, job_id), self._last)
+            if not reply:
+                return
+            yield from self.take(reply[0][1])
+
+
+class _Follower:
+    """Follows one job through its attempts; a notice of the queue's says when it has ended."""
+
+    def __init__(self, session: Session, job_id: str, rank: int) -> None:
+        self._session = session
+        self._job_id = job_id
+        self._rank = rank
+        self._client = f"follow-{secrets.token_hex(8)}"
+        self._over = False
+
+    def pieces(self, record: JobRecord) -> Iterator[Piece]:
+        tail = _Tail(max(1, record.attempt + (record.state == QUEUED)), self._rank)
+        link = self._session.link()
+        try:
+            self._watch()
+            while not self._over:
+                try:
+                    yield from self._turn(link, tail)
+                except QueueUnreachable:
+                    link.close()
+                    self._session.attempt(lambda queue: queue.link.call("PING"))
+                    self._session.healed()
+                    link = self._session.link()
+                    self._watch()
+                if tail.ended and not self._over:
+                    tail = self._next_attempt(tail)
+            yield from tail.rest(self._session, link, self._job_id)
+        finally:
+            link.close()
+
+    def _watch(self) -> None:
+        call = functions.watch(self._client, [self._job_id])
+        self._over = bool(self._session.attempt(lambda queue: queue.run(call)))
+
+    def _turn(self, link: Link, tail: _Tail) -> Iterator[Piece]:
+        """Waits for output or the end, whichever comes first."""
+        if self._over:
+            return
+        keys = self._session.queue.keys
+        log_key, done_key = tail.key(self._session, self._job_id), keys.done(self._client)
+        block = ("XREAD", "COUNT", COUNT, "BLOCK", int(SILENCE_S * 1000))
+        reply = link.block(*block, "STREAMS", log_key, done_key, tail.last, "0-0", timeout_s=SILENCE_S)
+        if not reply:
+            self._watch()
+            self._catch_up(tail)
+            return
+        for key, entries in reply:
+            if key == log_key.encode():
+                yield from tail.take(entries)
+            else:
+                self._over = True
+
+    def _catch_up(self, tail: _Tail) -> None:
+        """An attempt that wrote nothing has no end in its log: a later one may run already."""
+        record = self._session.attempt(lambda queue: queue.record(self._job_id))
+        tail.ended = tail.ended or record.attempt > tail.attempt
+
+    def _next_attempt(self, tail: _Tail) -> _Tail:
+        record = self._session.attempt(lambda queue: queue.record(self._job_id))
+        if record.final:
+            self._over = True
+            return tail
+        return _Tail(max(tail.attempt + 1, record.attempt), self._rank)

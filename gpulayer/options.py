@@ -1,0 +1,179 @@
+"""The options of a job as users write them, and what they mean: one reader for SDK and command line.
+
+`plan_of` refuses what is unknown or has no sense before anything is sent, in the words of whoever wrote it
+(`timeout='x'` in Python, `--timeout x` on the command line).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from gpulayer_broker.arguments import Wording, count
+from gpulayer_broker.errors import BadRequirement, BadSize, did_you_mean
+from gpulayer_broker.job import PRIORITIES
+from gpulayer_broker.requirements import Requirements, build_requirements
+from gpulayer_broker.units import parse_duration
+
+Pairs = Mapping[str, str | None] | Iterable[str]
+
+OUTAGES = ("keep",)
+NAME_CHARS = 200
+MOST_RETRIES = 1000
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class JobOptions(TypedDict, total=False):
+    """Everything that a job can ask for, beside what it runs."""
+
+    accelerator: str | None
+    gpus: int | None
+    gpu_memory: str | int | None
+    gpu_model: str | Iterable[str] | None
+    frameworks: Pairs | None
+    profile: str | None
+    cpus: int | None
+    memory: str | int | None
+    disk: str | int | None
+    python: str | None
+    labels: Pairs | None
+    retries: int
+    timeout: str | float | None
+    priority: str
+    name: str
+    idempotency_key: str | None
+    delay: str | float | None
+    env: Mapping[str, str] | None
+    on_outage: str | None
+
+
+class RemoteOptions(JobOptions, total=False):
+    """A remote function's options: a job's, and where it goes."""
+
+    target: str | None
+
+
+REQUIREMENTS = (
+    "accelerator",
+    "gpus",
+    "gpu_memory",
+    "gpu_model",
+    "frameworks",
+    "profile",
+    "cpus",
+    "memory",
+    "disk",
+    "python",
+    "labels",
+)
+KNOWN = tuple(JobOptions.__annotations__)
+KNOWN_REMOTE = (*KNOWN, "target")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Options that were understood."""
+
+    needs: Requirements
+    name: str = ""
+    priority: int = PRIORITIES["normal"]
+    timeout_s: float | None = None
+    delay_ms: int = 0
+    idempotency_key: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    on_outage: str = ""
+    retries: int = 0
+
+    @property
+    def message_options(self) -> dict[str, Any]:
+        """What the message tells Dramatiq's middleware."""
+        return {"max_retries": self.retries}
+
+
+def refuse_unknown(what: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
+    """TypeError for an option that this release does not honour."""
+    names = tuple(known)
+    for name in options:
+        if name not in names:
+            raise TypeError(f"{what} has no option '{name}': {did_you_mean(name, names)}")
+
+
+def plan_of(options: Mapping[str, Any], *, flags: bool = False) -> Plan:
+    """What the options mean; BadRequirement or UnknownName names the one that has no sense."""
+    words = Wording(flags)
+    wanted: dict[str, Any] = {name: options.get(name) for name in REQUIREMENTS}
+    return Plan(
+        needs=build_requirements(**wanted, wording="flag" if flags else "argument"),
+        name=_name(words, options.get("name") or ""),
+        priority=_priority(words, options.get("priority") or "normal"),
+        timeout_s=_timeout_s(words, options.get("timeout")),
+        delay_ms=round(1000 * (_duration_s(words, "delay", options.get("delay")) or 0)),
+        idempotency_key=_key(words, options.get("idempotency_key") or ""),
+        env=_env(words, options.get("env") or {}),
+        on_outage=_on_outage(words, options.get("on_outage") or ""),
+        retries=_retries(words, options.get("retries") or 0),
+    )
+
+
+def _duration_s(words: Wording, argument: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        return parse_duration(value)
+    except BadSize as error:
+        raise words.error(argument, value, str(error)) from None
+
+
+def _timeout_s(words: Wording, value: Any) -> float | None:
+    seconds = _duration_s(words, "timeout", value)
+    if seconds == 0:
+        raise words.error("timeout", value, "a job needs some time: leave it out for no limit")
+    return seconds
+
+
+def _retries(words: Wording, value: Any) -> int:
+    retries = count(words, "retries", value, least=0)
+    if retries > MOST_RETRIES:
+        raise words.error("retries", value, f"retries must be {MOST_RETRIES} or less")
+    return retries
+
+
+def _priority(words: Wording, value: Any) -> int:
+    if not isinstance(value, str) or value not in PRIORITIES:
+        raise words.error("priority", value, f"not known: {did_you_mean(str(value), PRIORITIES)}")
+    return PRIORITIES[value]
+
+
+def _name(words: Wording, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > NAME_CHARS or not value.isprintable():
+        raise words.error("name", value, f"a name is one printable line of {NAME_CHARS} characters at most")
+    return value
+
+
+def _key(words: Wording, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > NAME_CHARS or not value.isprintable():
+        raise words.error(
+            "idempotency_key", value, f"a key is one printable line of {NAME_CHARS} characters at most"
+        )
+    return value
+
+
+def _on_outage(words: Wording, value: Any) -> str:
+    if value and value not in OUTAGES:
+        raise words.error("on_outage", value, "'keep' lets a job outlive its lease; leave it out otherwise")
+    return str(value)
+
+
+def _env(words: Wording, value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise words.error("env", value, "write a mapping of names to texts")
+    for name, text in value.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise words.error("env", name, "a variable's name is letters, digits and '_', a letter first")
+        if name.startswith("GPULAYER_") and name not in ("GPULAYER_REDIS_URL", "GPULAYER_NAMESPACE"):
+            raise words.error("env", name, "names that start with GPULAYER_ are the worker's to set")
+        if not isinstance(text, str) or "\0" in text:
+            raise BadRequirement(f"env: the value of {name} is no text that a process can have", value=name)
+    return dict(value)

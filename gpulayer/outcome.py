@@ -1,0 +1,188 @@
+"""What a finished job gives its caller: the value, or the error that says why there is none.
+
+What a worker sends is unpickled only where it is trusted: on this user's private set-up, or where the client was told
+so. Elsewhere values travel as JSON and numpy arrays, built-in exceptions are rebuilt by name, and anything else is a
+RemoteError with the remote traceback.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import builtins
+import io
+import json
+import pickle
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from gpulayer.session import Session
+from gpulayer.waiter import MISSING, Notice
+from gpulayer_broker.errors import (
+    BlobMissing,
+    GpulayerError,
+    JobCancelled,
+    JobError,
+    JobFailed,
+    JobNotFound,
+    JobTimedOut,
+    NotAllowed,
+    RemoteError,
+    ResultNotPicklable,
+    WorkerLost,
+)
+from gpulayer_broker.job import CANCELLED, SUCCEEDED, TIMED_OUT, JobRecord
+
+SIGNAL_EXIT = 128
+
+
+def value_of(session: Session, job_id: str, notice: Notice, *, trusted: bool) -> Any:
+    """The job's value; its error is raised."""
+    if notice.state == MISSING:
+        raise JobNotFound(f"job {job_id} is no longer kept", job_id=job_id, value=job_id)
+    if notice.state != SUCCEEDED:
+        raise error_of(session.attempt(lambda queue: queue.record(job_id)), trusted=trusted)
+    kind, data = notice.kind, notice.result
+    if kind == "fetch":
+        found, raw = session.attempt(lambda queue: queue.result(job_id))
+        if raw is None:
+            return _nothing(session, job_id)
+        kind, data = found, raw
+    if kind == "blob":
+        kind, data = _from_store(session, data)
+    return decoded(kind, data, job_id, trusted=trusted)
+
+
+def _nothing(session: Session, job_id: str) -> None:
+    """A command has no value; a function's may be gone."""
+    record = session.attempt(lambda queue: queue.record(job_id))
+    if record.kind == "function" and record.result_kind not in ("", "none"):
+        raise BlobMissing(f"the result of job {job_id} is no longer kept: run it again", job_id=job_id)
+
+
+def _from_store(session: Session, data: bytes) -> tuple[str, bytes]:
+    named = json.loads(data)
+    limit_bytes = session.settings.result_bytes
+    return str(named["kind"]), session.store.read_bytes(str(named["sha256"]), limit_bytes)
+
+
+def decoded(kind: str, data: bytes, job_id: str, *, trusted: bool) -> Any:
+    """The value that a worker wrote as `kind`."""
+    if kind in ("", "none"):
+        return None
+    if kind == "json":
+        return json.loads(data)
+    if kind == "numpy":
+        from numpy.lib import format as npy
+
+        return npy.read_array(io.BytesIO(data), allow_pickle=False)
+    if kind != "pickle":
+        raise NotAllowed(
+            f"the result of job {job_id} is of kind {kind!r}: update gpulayer on this machine", job_id=job_id
+        )
+    if not trusted:
+        raise NotAllowed(
+            f"the result of job {job_id} is a pickle, which could run code here: return JSON or numpy values, "
+            "or use gl.Client(trust_workers=True)",
+            job_id=job_id,
+        )
+    return pickle.loads(data)
+
+
+def error_of(record: JobRecord, *, trusted: bool) -> Exception:
+    """The error of a job that ended without success."""
+    told = _told(record.error)
+    message = str(told.get("message") or "")
+    if record.state == CANCELLED:
+        return JobCancelled(f"job {record.id} was cancelled", job_id=record.id, end_reason="cancelled")
+    if record.state == TIMED_OUT:
+        text = f"job {record.id} ran past its timeout"
+        return JobTimedOut(f"{text}: {message}" if message else text, job_id=record.id, end_reason="timeout")
+    if record.end_reason == "worker_lost":
+        text = f"job {record.id} was given up: {message or 'its workers were lost'}"
+        return WorkerLost(text, job_id=record.id, end_reason="worker_lost")
+    if record.end_reason == "result_error":
+        return ResultNotPicklable(f"job {record.id}: {message}", job_id=record.id, end_reason="result_error")
+    if record.end_reason == "user_error" and record.kind == "function":
+        return _raised(record, told, trusted=trusted)
+    return _failed(record, told)
+
+
+def _told(raw: bytes) -> Mapping[str, Any]:
+    try:
+        told = json.loads(raw) if raw else {}
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _failed(record: JobRecord, told: Mapping[str, Any]) -> JobError:
+    code, number = told.get("exit_code"), told.get("signal")
+    text = str(told.get("message") or "")
+    if isinstance(number, int) and number:
+        code = SIGNAL_EXIT + number
+        text = text or f"ended by {_signal_name(number)}"
+    elif isinstance(code, int):
+        text = text or f"exited with code {code}"
+    text = text or record.end_reason or "no reason was told"
+    return JobFailed(
+        f"job {record.id} failed: {text}",
+        job_id=record.id,
+        end_reason=record.end_reason,
+        exit_code=code if isinstance(code, int) and code else 1,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _raised(record: JobRecord, told: Mapping[str, Any], *, trusted: bool) -> Exception:
+    """What the job's function raised, with the remote traceback as its note."""
+    name, message = str(told.get("type") or "Exception"), str(told.get("message") or "")
+    traceback = str(told.get("traceback") or "")
+    error = _unpickled(told.get("pickle")) if trusted else _builtin(told, name, message)
+    if error is None:
+        error = RemoteError(name, message, traceback, job_id=record.id, end_reason=record.end_reason)
+    if traceback:
+        error.add_note(f"in job {record.id} on worker {record.worker}:\n{traceback.rstrip()}")
+    return error
+
+
+def _unpickled(text: Any) -> Exception | None:
+    """The exception itself; None where it is none, or needs what is not installed here."""
+    if not isinstance(text, str) or not text:
+        return None
+    try:
+        error = pickle.loads(base64.b85decode(text))
+    except (
+        binascii.Error,
+        pickle.UnpicklingError,
+        ImportError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        EOFError,
+    ):
+        return None
+    # SystemExit and its like would end the caller instead of telling of the job.
+    return error if isinstance(error, Exception) else None
+
+
+def _builtin(told: Mapping[str, Any], name: str, message: str) -> Exception | None:
+    known = getattr(builtins, name, None) if told.get("module", "builtins") == "builtins" else None
+    if not (isinstance(known, type) and issubclass(known, Exception)):
+        return None
+    try:
+        return known(message)
+    except TypeError:  # one that takes more than a message
+        return None
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code that tells this error to a script."""
+    return error.exit_code if isinstance(error, GpulayerError) else 1

@@ -1,0 +1,165 @@
+"""`gl.remote`: a function that runs here when it is called, and where it fits when it is delayed or mapped.
+
+Its parameters and its result keep their types: `f.delay("x")` is an error to a type checker where `f(n: int)`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+
+from gpulayer.by_value import is_local
+from gpulayer.client import Client, default_client
+from gpulayer.handle import Job
+from gpulayer.mapping import MapResult, Window
+from gpulayer.options import KNOWN_REMOTE, Plan, RemoteOptions, plan_of, refuse_unknown
+from gpulayer.payload import PackedFunction, pack_function
+from gpulayer.submitting import BATCH, Arguments
+from gpulayer_broker.errors import UsageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+X = TypeVar("X")
+
+
+class RemoteFunction(Generic[P, R]):
+    """What `gl.remote` makes of a function."""
+
+    def __init__(self, function: Callable[P, R], options: RemoteOptions) -> None:
+        if not callable(function):
+            raise TypeError(f"gl.remote takes a function, not {type(function).__name__}")
+        refuse_unknown("gl.remote", options, KNOWN_REMOTE)
+        self._plan: Plan = plan_of(options)
+        self._options = options
+        self.__wrapped_by_remote__ = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.__wrapped_by_remote__(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<gpulayer.remote {getattr(self, '__qualname__', self.__wrapped_by_remote__)!s}>"
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Submits one call; its handle.
+
+        >>> train.delay(0.1).result()
+        """
+        return self._client.submit_call(self._packed(), (args, kwargs), self._plan)
+
+    def options(self, **changes: Unpack[RemoteOptions]) -> RemoteFunction[P, R]:
+        """The same function with some options changed.
+
+        >>> train.options(gpus=2, timeout="1h").delay(0.1)
+        """
+        merged: RemoteOptions = {**self._options, **changes}
+        return RemoteFunction(self.__wrapped_by_remote__, merged)
+
+    def map(
+        self: RemoteFunction[Concatenate[X, ...], R],
+        xs: Iterable[X],
+        *,
+        return_exceptions: bool = False,
+        max_in_flight: int = 1000,
+    ) -> MapResult[R]:
+        """Submits one call for each item: all of them before it returns, if `xs` has a length.
+
+        >>> square.map(range(100)).results()
+        """
+        calls: Iterator[Arguments] = (((x,), {}) for x in xs)
+        return self._mapped(calls, isinstance(xs, Sized), return_exceptions, max_in_flight)
+
+    def starmap(
+        self,
+        xs: Iterable[Iterable[Any]],
+        *,
+        return_exceptions: bool = False,
+        max_in_flight: int = 1000,
+    ) -> MapResult[R]:
+        """As `map`, each item being all positional arguments of its call.
+
+        >>> power.starmap([(2, 3), (3, 2)]).results()
+        """
+        calls: Iterator[Arguments] = ((tuple(x), {}) for x in xs)
+        return self._mapped(calls, isinstance(xs, Sized), return_exceptions, max_in_flight)
+
+    def _mapped(
+        self, calls: Iterator[Arguments], sized: bool, return_exceptions: bool, max_in_flight: int
+    ) -> MapResult[R]:
+        if self._plan.idempotency_key:
+            raise UsageError("idempotency_key names one job: a map has many, so submit them one by one")
+        window = Window(max_in_flight)
+        client = self._client
+        most = BATCH if sized else window.step
+        return MapResult(
+            client,
+            client.submit_calls(self._packed(), calls, self._plan, most),
+            sized=sized,
+            return_exceptions=return_exceptions,
+            window=window,
+        )
+
+    @property
+    def _client(self) -> Client:
+        return default_client(self._options.get("target"))
+
+    def _packed(self) -> PackedFunction:
+        """Pickled anew each time: what the function refers to may have changed since."""
+        by_reference = self if self._is_importable() else None
+        return pack_function(self.__wrapped_by_remote__, by_reference=by_reference)
+
+    def _is_importable(self) -> bool:
+        """Whether a worker that has the function's module finds this object under its name there."""
+        module, qualname = getattr(self, "__module__", None), getattr(self, "__qualname__", "")
+        if not isinstance(module, str) or module not in sys.modules or is_local(module):
+            return False
+        found: Any = sys.modules[module]
+        for name in qualname.split("."):
+            found = getattr(found, name, None)
+        return found is self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By its name where it can be imported, else as the function and its options; a stand-in reads both."""
+        if self._is_importable():
+            return str(getattr(self, "__qualname__", ""))
+        return functools.partial(remote, **self._options), (self.__wrapped_by_remote__,)
+
+
+@overload
+def remote(function: Callable[P, R], /) -> RemoteFunction[P, R]: ...
+
+
+@overload
+def remote(function: Callable[P, R], /, **options: Unpack[RemoteOptions]) -> RemoteFunction[P, R]: ...
+
+
+@overload
+def remote(
+    function: None = None, /, **options: Unpack[RemoteOptions]
+) -> Callable[[Callable[P, R]], RemoteFunction[P, R]]: ...
+
+
+def remote(
+    function: Callable[P, R] | None = None, /, **options: Unpack[RemoteOptions]
+) -> RemoteFunction[P, R] | Callable[[Callable[P, R]], RemoteFunction[P, R]]:
+    """Makes a function remote; the options say what a machine must have to run it.
+
+    >>> @gl.remote(accelerator="cuda", gpu_memory="24GB", frameworks={"torch": ">=2.4"})
+    ... def train(rate: float) -> float: ...
+    >>> train.delay(0.1).result()
+    """
+    if function is not None:
+        return RemoteFunction(function, options)
+    refuse_unknown("gl.remote", options, KNOWN_REMOTE)
+    plan_of(options)
+
+    def decorate(function: Callable[P, R]) -> RemoteFunction[P, R]:
+        return RemoteFunction(function, options)
+
+    return decorate
+
+
+# Pickles name it so, and the stand-in for gpulayer in a job's Python has it there too.
+remote.__module__ = "gpulayer"

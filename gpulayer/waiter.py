@@ -1,0 +1,325 @@
+"""Waits for the end of jobs: one thread and one connection for all jobs of a client, without polling.
+
+The queue writes a notice into this client's own stream when a job that it submitted, or watches, ends. What the thread
+cannot be sure of (a gap in the stream, a new connection, a long silence) it settles by asking again for all that is
+waited for; in silence it also lets the queue's clock tick, so that a lost worker's job comes to its end though no
+worker is left. It outlives the queue's restart. The thread lives only while something is waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from gpulayer.session import Session
+from gpulayer_broker import functions
+from gpulayer_broker.connection import Link
+from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable
+from gpulayer_broker.job import FINAL
+from gpulayer_broker.queue import Queue
+
+log = logging.getLogger("gpulayer")
+
+SILENCE_S = 5.0
+LINGER_S = 1.0
+DOUBT_S = 60.0
+OUTAGE_S = 600.0
+OUTAGE_PAUSE_S = 0.2
+BATCH = 1000
+MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A job's end: its state, and the result where it is small; kind 'fetch' means that it must be read."""
+
+    state: str
+    kind: str = "fetch"
+    result: bytes = b""
+
+
+class Slot:
+    """What is known of one job's end, shared by its handles. `error` is why waiting for it was given up."""
+
+    __slots__ = ("__weakref__", "callbacks", "error", "job_id", "notice", "watched")
+
+    def __init__(self, job_id: str, watched: bool) -> None:
+        self.job_id = job_id
+        self.watched = watched
+        self.notice: Notice | None = None
+        self.error: GpulayerError | None = None
+        self.callbacks: list[Callable[[Slot], None]] = []
+
+
+class Waiter:
+    """All waiting of one client. Safe between threads and across a fork."""
+
+    def __init__(self, session: Session, *, silence_s: float = SILENCE_S) -> None:
+        self._session = session
+        self._silence_s = silence_s
+        self._slots: weakref.WeakValueDictionary[str, Slot] = weakref.WeakValueDictionary()
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new stream and no thread: at the start, and in a forked child."""
+        self._pid = os.getpid()
+        self._client = secrets.token_hex(8)
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._wanted: dict[str, Slot] = {}
+        self._thread: threading.Thread | None = None
+        self._link: Link | None = None
+        self._last: int | None = 0
+        self._read_since_trim = 0
+        self._doubtful = False
+        self._down_since: float | None = None
+        self._read_at = time.monotonic()
+
+    def _after_fork(self) -> None:
+        self._begin()
+        for slot in list(self._slots.values()):
+            slot.callbacks.clear()
+            slot.watched = False
+
+    @property
+    def client(self) -> str:
+        """The name under which the queue tells this process of its jobs."""
+        if self._pid != os.getpid():
+            self._after_fork()
+        return self._client
+
+    def slot(self, job_id: str, *, submitted: bool = False) -> Slot:
+        """The slot of a job, which was `submitted` under this client's name or must be watched."""
+        if self._pid != os.getpid():
+            self._after_fork()
+        with self._lock:
+            slot = self._slots.get(job_id)
+            if slot is None:
+                slot = self._slots[job_id] = Slot(job_id, submitted)
+            return slot
+
+    def listen(self, slot: Slot, callback: Callable[[Slot], None]) -> None:
+        """Calls back once when the job's end is known, or waiting is given up; at once if it is known already."""
+        client = self.client
+        with self._lock:
+            known = slot.notice is not None
+            watched, slot.watched = slot.watched, True
+            if not known:
+                slot.error = None
+                slot.callbacks.append(callback)
+                self._wanted[slot.job_id] = slot
+        if known:
+            callback(slot)
+            return
+        if not watched:
+            self._session.attempt(lambda queue: self._watch(queue, client, [slot.job_id]))
+        self._ensure_thread()
+
+    def ignore(self, slot: Slot, callback: Callable[[Slot], None]) -> None:
+        """Takes a callback back."""
+        with self._lock:
+            if callback in slot.callbacks:
+                slot.callbacks.remove(callback)
+            if not slot.callbacks:
+                self._wanted.pop(slot.job_id, None)
+
+    def wait(self, slot: Slot, timeout_s: float | None) -> bool:
+        """Whether the job's end is known in time; raises why waiting was given up."""
+        if slot.notice is not None:
+            return True
+        ended = threading.Event()
+
+        def wake(_: Slot) -> None:
+            ended.set()
+
+        self.listen(slot, wake)
+        try:
+            ended.wait(timeout_s)
+        finally:
+            self.ignore(slot, wake)
+        if slot.notice is None and slot.error is not None:
+            raise slot.error
+        return slot.notice is not None
+
+    def close(self) -> None:
+        """Ends the thread; whoever still waits gets QueueUnreachable."""
+        self._closed = True
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            link, thread = self._link, self._thread
+            self._wake.notify_all()
+        if link is not None:
+            link.close()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(self._silence_s)
+        self._give_up(QueueUnreachable("this client was closed while it waited"))
+
+    # The thread -----------------------------------------------------------------------------------------------------
+
+    def _ensure_thread(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise QueueUnreachable("this client is closed")
+            if self._thread is None and self._wanted:
+                if time.monotonic() - self._read_at > DOUBT_S:
+                    self._doubtful = True
+                self._thread = threading.Thread(target=self._run, name="gpulayer-waiter", daemon=True)
+                self._thread.start()
+            self._wake.notify_all()
+
+    def _run(self) -> None:
+        try:
+            while self._has_work():
+                try:
+                    self._turn()
+                    self._down_since = None
+                except GpulayerError as error:
+                    self._outage(error)
+        except BaseException as error:
+            self._give_up(QueueUnreachable(f"waiting failed: {type(error).__name__}: {error}"))
+            raise
+        finally:
+            with self._lock:
+                if self._thread is threading.current_thread():
+                    self._thread = None
+
+    def _has_work(self) -> bool:
+        """False when nothing has been waited for during a while: the next wait starts a new thread."""
+        with self._lock:
+            if not self._wanted and not self._closed:
+                self._wake.wait(LINGER_S)
+            if self._closed or not self._wanted:
+                self._thread = None
+                return False
+            return True
+
+    def _turn(self) -> None:
+        queue = self._session.queue
+        link = self._connected()
+        if self._doubtful:
+            self._ask_again(queue)
+        self._take(queue, link)
+        if link.connects > 1:
+            # A new connection: the server may be another one's child, with a shorter stream.
+            self._renew_link()
+
+    def _connected(self) -> Link:
+        if self._link is None:
+            self._link = self._session.link()
+        return self._link
+
+    def _renew_link(self) -> None:
+        link, self._link = self._link, None
+        self._doubtful, self._last = True, None
+        if link is not None:
+            link.close()
+
+    def _take(self, queue: Queue, link: Link) -> None:
+        """Waits for notices and delivers them; after a silence everything is asked for anew."""
+        key = queue.keys.done(self._client)
+        block_ms = int(self._silence_s * 1000)
+        command = ("XREAD", "COUNT", BATCH, "BLOCK", block_ms, "STREAMS", key, f"0-{self._last or 0}")
+        reply = link.block(*command, timeout_s=self._silence_s)
+        self._read_at = time.monotonic()
+        if not reply:
+            self._tick(queue)
+            self._doubtful = True
+            return
+        entries = reply[0][1]
+        self._check_gap(entries)
+        for _, fields in entries:
+            self._deliver(fields)
+        self._read_since_trim += len(entries)
+        if self._read_since_trim >= BATCH:
+            self._read_since_trim = 0
+            link.call("XTRIM", key, "MINID", f"0-{self._last or 0}")
+
+    def _check_gap(self, entries: Sequence[Any]) -> None:
+        numbers = [int(entry_id.partition(b"-")[2]) for entry_id, _ in entries]
+        if self._last is not None and numbers[0] != self._last + 1:
+            self._doubtful = True
+        self._last = numbers[-1]
+
+    def _deliver(self, fields: Sequence[bytes]) -> None:
+        told = dict(zip(fields[::2], fields[1::2], strict=True))
+        notice = Notice(told[b"state"].decode(), told[b"kind"].decode(), told[b"result"])
+        self._end(told[b"job"].decode(), notice)
+
+    def _end(self, job_id: str, notice: Notice) -> None:
+        with self._lock:
+            self._wanted.pop(job_id, None)
+            slot = self._slots.get(job_id)
+            if slot is None or slot.notice is not None:
+                return
+            slot.notice = notice
+            callbacks, slot.callbacks = slot.callbacks, []
+        for callback in callbacks:
+            callback(slot)
+
+    def _tick(self, queue: Queue) -> None:
+        settings = self._session.settings
+        call = functions.tick(
+            int(settings.lease_s * 1000),
+            int(settings.job_keep_s * 1000),
+            int(settings.result_keep_s * 1000),
+        )
+        queue.run(call)
+
+    def _ask_again(self, queue: Queue) -> None:
+        """Watches all that is waited for; what is only held will be watched when it is waited for."""
+        with self._lock:
+            wanted = list(self._wanted)
+            for slot in list(self._slots.values()):
+                slot.watched = slot.job_id in self._wanted
+        self._watch(queue, self._client, wanted)
+        self._doubtful = False
+
+    def _watch(self, queue: Queue, client: str, job_ids: Iterable[str]) -> None:
+        ids = iter(job_ids)
+        while chunk := list(islice(ids, BATCH)):
+            for job_id, state in queue.run(functions.watch(client, chunk)).items():
+                if state in FINAL or state == MISSING:
+                    self._end(job_id, Notice(state))
+
+    # Outages --------------------------------------------------------------------------------------------------------
+
+    def _outage(self, error: GpulayerError) -> None:
+        """Waits a little and heals what can be healed; after `OUTAGE_S` whoever waits is told."""
+        if self._closed:
+            return
+        now = time.monotonic()
+        if self._down_since is None:
+            self._down_since = now
+            log.info("waiting: %s", error)
+        if not isinstance(error, QueueUnreachable) or now - self._down_since > OUTAGE_S:
+            self._give_up(error)
+            return
+        self._renew_link()
+        with self._lock:
+            self._wake.wait(OUTAGE_PAUSE_S)
+        try:
+            self._session.healed()
+        except QueueUnreachable as still:
+            log.debug("waiting: %s", still)
+        except ConfigError as broken:
+            self._give_up(broken)
+
+    def _give_up(self, error: GpulayerError) -> None:
+        with self._lock:
+            slots, self._wanted = list(self._wanted.values()), {}
+            pending = [(slot, slot.callbacks) for slot in slots]
+            for slot in slots:
+                slot.error, slot.callbacks, slot.watched = error, [], False
+        for slot, callbacks in pending:
+            for callback in callbacks:
+                callback(slot)
