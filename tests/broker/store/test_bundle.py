@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,19 +183,19 @@ def test_a_source_that_is_no_folder_is_named(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="dropping to another user needs root")
 @pytest.mark.parametrize("locked", ["", "sub", "sub/file"])
-def test_what_cannot_be_read_is_named(tmp_path: Path, locked: str) -> None:
-    source = tmp_path / "source"
-    write(source / "sub/file")
-    (source / locked).chmod(0o000)
-    store = LocalStore(tmp_path / "store")
-    for folder in (tmp_path, *list(tmp_path.parents)[:-2]):
-        folder.chmod(0o755)
+def test_what_cannot_be_read_is_named(store: LocalStore, locked: str) -> None:
+    # Not below pytest's own folder, which no other user may enter.
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        source = Path(name) / "source"
+        write(source / "sub/file")
+        (source / locked).chmod(0o000)
 
-    os.seteuid(65534)
-    try:
-        line = refused(lambda: make_bundle(source, store))
-    finally:
-        os.seteuid(0)
+        os.seteuid(65534)
+        try:
+            line = refused(lambda: make_bundle(source, store))
+        finally:
+            os.seteuid(0)
 
     assert (repr(locked) if locked else str(source)) in line
     assert "Permission denied" in line
