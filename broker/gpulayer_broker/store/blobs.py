@@ -61,6 +61,10 @@ class QueueStore:
         """The most bytes that the job may bring."""
         return self._limit_bytes
 
+    def for_job(self) -> QueueStore:
+        """A store by the same connection that counts from zero."""
+        return QueueStore(self._client, self._key, limit_bytes=self._limit_bytes, ttl_s=self._ttl_s)
+
     def has(self, shas: Iterable[str]) -> set[str]:
         """Those of `shas` that are missing, or miss a chunk; the others live for the whole lifetime from now."""
         missing: set[str] = set()

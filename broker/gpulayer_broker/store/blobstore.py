@@ -19,6 +19,9 @@ class BlobStore(Protocol):
     def limit_bytes(self) -> int | None:
         """The most bytes that one job may bring, None where only the job's own limits hold."""
 
+    def for_job(self) -> BlobStore:
+        """The same blobs, for another job: its bytes count from zero."""
+
     def has(self, shas: Iterable[str]) -> set[str]:
         """Those of `shas` that are missing; what is there is kept for another retention period."""
 

@@ -2,9 +2,9 @@
 
 What it guarantees: nothing is written outside the folder, whatever the manifest says and whatever already
 lies in the folder: every folder is opened below its parent's handle and never through a link, every file
-and link is new, links come last, and each file is verified and has the size that the manifest announced. It
-replaces nothing. When it fails, what it wrote so far stays, whole files only; the caller removes the
-folder.
+and link is new, links come last, and each file is verified and has the size that the manifest announced.
+Unless told to, it replaces nothing. When it fails, what it wrote so far stays, whole files only; the caller
+removes the folder.
 """
 
 from __future__ import annotations
@@ -34,15 +34,21 @@ def unpack(
     *,
     limit_bytes: int = LIMIT_BYTES,
     limit_files: int = LIMIT_FILES,
+    replace: bool = False,
 ) -> None:
-    """Lay the tree out in `dest`, a new or existing folder that is no link itself."""
+    """Lay the tree out in `dest`, a new or existing folder that is no link itself.
+
+    With `replace`, a file or link that stands in the place of another is removed first; a folder never is.
+    """
     _check_limits(manifest, limit_bytes, limit_files)
     with _open_dest(dest) as root_fd, _Folders(root_fd, dest) as folders:
         for entry in manifest.of_kind("dir"):
             folders.open(entry.path)
         for entry in manifest.of_kind("file"):
+            _clear(entry, folders, replace)
             _write_file(entry, store, folders)
         for entry in manifest.of_kind("link"):
+            _clear(entry, folders, replace)
             _make_link(entry, folders)
 
 
@@ -64,6 +70,18 @@ def _open_dest(dest: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _clear(entry: Entry, folders: _Folders, replace: bool) -> None:
+    if not replace:
+        return
+    folder, _, name = entry.path.rpartition("/")
+    try:
+        os.unlink(name, dir_fd=folders.open(folder))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"{shown(entry.path)}: what is there cannot be replaced: {reason(error)}") from error
 
 
 def _write_file(entry: Entry, store: BlobStore, folders: _Folders) -> None:

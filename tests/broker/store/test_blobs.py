@@ -165,9 +165,14 @@ def test_a_job_over_the_limit_is_told_the_total_the_limit_and_what_to_do(
 
 
 def test_another_job_has_a_limit_of_its_own(client: redis.Redis, key: Callable[[str, int], str]) -> None:
-    QueueStore(client, key, limit_bytes=10).put_bytes(b"x" * 10)
+    store = QueueStore(client, key, limit_bytes=10)
+    sha = store.put_bytes(b"x" * 10)
 
-    assert QueueStore(client, key, limit_bytes=10).put_bytes(b"y" * 10)
+    other = store.for_job()
+
+    assert other.has([sha, other.put_bytes(b"y" * 10)]) == set()
+    with pytest.raises(StoreError, match="over its limit"):
+        other.put_bytes(b"z")
 
 
 @pytest.mark.parametrize("sha", ["x", "../" * 21 + "a", "AB" * 32])
