@@ -27,6 +27,7 @@ from gpulayer_broker.errors import ConfigError
 from gpulayer_broker.folders import Folders
 from gpulayer_broker.locks import holder_pid, is_held, wait_until_free
 from tests.servers import server_binary
+from tests.support import wait_until
 
 BINARY = Path(server_binary())
 
@@ -257,3 +258,19 @@ def test_a_server_that_still_loads_is_waited_for(folders: Folders) -> None:
 
     with start(folders) as link:
         assert link.call("LLEN", "long") == 400_000
+
+
+def test_a_server_killed_while_it_rewrites_its_file_loses_nothing(folders: Folders) -> None:
+    with start(folders) as link:
+        link.pipeline([("RPUSH", "long", "x" * 500)] * 50_000)
+        link.call("CONFIG", "SET", "rdb-key-save-delay", "100000")
+        link.call("BGREWRITEAOF")
+        link.pipeline([("RPUSH", "late", number) for number in range(100)])
+        wait_until(
+            lambda: b"aof_rewrite_in_progress:1" in link.call("INFO", "persistence"), 10, "it rewrites"
+        )
+        kill_server(folders)
+
+    with start(folders) as link:
+        assert link.call("LLEN", "long") == 50_000
+        assert link.call("LLEN", "late") == 100
