@@ -32,11 +32,14 @@ def fetch_outputs(session: Session, record: JobRecord, folder: Path) -> list[str
     parent = _made(folder.absolute().parent)
     aside = Path(tempfile.mkdtemp(prefix=".gpulayer-", dir=parent))
     try:
-        limits = {
-            "limit_bytes": session.settings.artifact_bytes,
-            "limit_files": session.settings.source_files,
-        }
-        unpack(manifest, store, aside / "new", **limits)
+        settings = session.settings
+        unpack(
+            manifest,
+            store,
+            aside / "new",
+            limit_bytes=settings.artifact_bytes,
+            limit_files=settings.source_files,
+        )
         _made(folder)
         _move_in(aside / "new", folder)
     except OSError as error:

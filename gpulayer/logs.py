@@ -17,18 +17,21 @@ from gpulayer.session import Session
 from gpulayer_broker import functions
 from gpulayer_broker.connection import Link
 from gpulayer_broker.errors import QueueUnreachable
-from gpulayer_broker.job import QUEUED, JobRecord
+from gpulayer_broker.job import QUEUED, RUNNING, JobRecord
 from gpulayer_broker.units import format_size
 
-OUT, ERR, NOTE = "out", "err", "note"
+OUT, ERR = "out", "err"
+# Lines of GPUlayer's own: something to know, and where an attempt runs.
+NOTE, STARTED = "note", "started"
 SILENCE_S = 5.0
+FIRST_SILENCE_S = 0.2
 COUNT = 200
 INDEX_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some bytes of one stream: out, err, or note, a line of GPUlayer's own."""
+    """Some bytes of one stream: out, err, or a line of GPUlayer's own (note, started)."""
 
     stream: str
     data: bytes
@@ -49,6 +52,8 @@ def lines(pieces: Iterable[Piece]) -> Iterator[str]:
     """The output as lines; of a line that was redrawn by carriage returns only what was last drawn."""
     pending: dict[str, bytes] = {}
     for piece in pieces:
+        if piece.stream == STARTED:
+            continue
         *whole, rest = (pending.pop(piece.stream, b"") + piece.data).split(b"\n")
         yield from map(_line, whole)
         if rest:
@@ -131,56 +136,74 @@ class _Follower:
         self._rank = rank
         self._client = f"follow-{secrets.token_hex(8)}"
         self._over = False
+        self._announced = 0
+        self._silence_s = FIRST_SILENCE_S
 
     def pieces(self, record: JobRecord) -> Iterator[Piece]:
         tail = _Tail(max(1, record.attempt + (record.state == QUEUED)), self._rank)
         link = self._session.link()
         try:
             self._watch()
+            yield from self._announce(record)
             while not self._over:
                 try:
                     yield from self._turn(link, tail)
                 except QueueUnreachable:
                     link.close()
-                    self._session.attempt(lambda queue: queue.link.call("PING"))
-                    self._session.healed()
-                    link = self._session.link()
-                    self._watch()
+                    link = self._reconnected()
                 if tail.ended and not self._over:
                     tail = self._next_attempt(tail)
             yield from tail.rest(self._session, link, self._job_id)
         finally:
             link.close()
 
+    def _reconnected(self) -> Link:
+        self._session.healed()
+        self._watch()
+        return self._session.link()
+
+    def _record(self) -> JobRecord:
+        return self._session.attempt(lambda queue: queue.record(self._job_id))
+
     def _watch(self) -> None:
         call = functions.watch(self._client, [self._job_id])
         self._over = bool(self._session.attempt(lambda queue: queue.run(call)))
 
+    def _announce(self, record: JobRecord) -> Iterator[Piece]:
+        """Says once an attempt on which worker it runs."""
+        if record.state == RUNNING and record.attempt > self._announced:
+            self._announced = record.attempt
+            again = f" (attempt {record.attempt})" if record.attempt > 1 else ""
+            yield Piece(STARTED, f"{record.worker}{again}".encode())
+
     def _turn(self, link: Link, tail: _Tail) -> Iterator[Piece]:
         """Waits for output or the end, whichever comes first."""
-        if self._over:
-            return
         keys = self._session.queue.keys
         log_key, done_key = tail.key(self._session, self._job_id), keys.done(self._client)
-        block = ("XREAD", "COUNT", COUNT, "BLOCK", int(SILENCE_S * 1000))
-        reply = link.block(*block, "STREAMS", log_key, done_key, tail.last, "0-0", timeout_s=SILENCE_S)
+        block = ("XREAD", "COUNT", COUNT, "BLOCK", int(self._silence_s * 1000))
+        reply = link.block(*block, "STREAMS", log_key, done_key, tail.last, "0-0", timeout_s=self._silence_s)
         if not reply:
-            self._watch()
-            self._catch_up(tail)
+            yield from self._after_silence(tail)
             return
+        if self._announced < tail.attempt:
+            yield from self._announce(self._record())
         for key, entries in reply:
             if key == log_key.encode():
                 yield from tail.take(entries)
             else:
                 self._over = True
 
-    def _catch_up(self, tail: _Tail) -> None:
-        """An attempt that wrote nothing has no end in its log: a later one may run already."""
-        record = self._session.attempt(lambda queue: queue.record(self._job_id))
+    def _after_silence(self, tail: _Tail) -> Iterator[Piece]:
+        """Looks again, less and less often; an attempt that wrote nothing has no end in its log."""
+        self._watch()
+        record = self._record()
+        yield from self._announce(record)
         tail.ended = tail.ended or record.attempt > tail.attempt
+        self._silence_s = min(SILENCE_S, self._silence_s * 2)
 
     def _next_attempt(self, tail: _Tail) -> _Tail:
-        record = self._session.attempt(lambda queue: queue.record(self._job_id))
+        record = self._record()
+        self._silence_s = FIRST_SILENCE_S
         if record.final:
             self._over = True
             return tail

@@ -1,0 +1,46 @@
+"""The command line: `gpulayer …`, one file a command group.
+
+What it guarantees: words go to stderr, results to stdout; an error is one line, `gpulayer: …`, with an exit code of its
+kind and no traceback (GPULAYER_DEBUG=1 shows it); Ctrl-C ends any command cleanly. Nothing heavy is imported before a
+command needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line; its exit code."""
+    from gpulayer.cli.app import app
+    from gpulayer.cli.failing import exit_code_of, is_usage_error, usage_line
+    from gpulayer.cli.output import say
+    from gpulayer_broker.errors import GpulayerError
+
+    debug = bool(os.environ.get("GPULAYER_DEBUG"))
+    try:
+        return exit_code_of(app(list(arguments), prog_name="gpulayer", standalone_mode=False))
+    except KeyboardInterrupt:
+        return 130
+    except GpulayerError as error:
+        if debug:
+            raise
+        say(f"gpulayer: {error}")
+        return error.exit_code
+    except Exception as error:
+        if debug:
+            raise
+        if is_usage_error(error):
+            say(usage_line(error))
+            return 2
+        say(
+            f"gpulayer: {type(error).__name__}: {' '.join(str(error).split())} (GPULAYER_DEBUG=1 shows where)"
+        )
+        return 1

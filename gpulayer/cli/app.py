@@ -1,0 +1,71 @@
+"""The application: every command by its name, and what an unknown name is answered with."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from gpulayer.cli.explain import explain_job
+from gpulayer.cli.jobs import cancel_jobs, fetch_job, list_jobs, show_job, wait_jobs
+from gpulayer.cli.logs import show_logs
+from gpulayer.cli.private import stop_private
+from gpulayer.cli.profiles import list_profiles
+from gpulayer.cli.status import show_status
+from gpulayer.cli.submit import submit_command
+from gpulayer.cli.workers import list_workers
+from gpulayer_broker.errors import UnknownName
+
+
+class Group(typer.core.TyperGroup):
+    """Answers an unknown command with the nearest one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise UnknownName.among("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=Group,
+    name="gpulayer",
+    help="Send commands and Python functions to any machine that can run them.",
+    epilog="Example: gpulayer submit --accelerator cuda --gpu-memory 24GB -- python train.py",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"gpulayer {version('gpulayer')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Send commands and Python functions to any machine that can run them."""
+
+
+_VERBATIM = {"allow_interspersed_args": False}
+
+app.command("submit", context_settings=_VERBATIM)(submit_command)
+app.command("jobs")(list_jobs)
+app.command("show")(show_job)
+app.command("logs")(show_logs)
+app.command("wait")(wait_jobs)
+app.command("cancel")(cancel_jobs)
+app.command("outputs")(fetch_job)
+app.command("explain")(explain_job)
+app.command("workers")(list_workers)
+app.command("status")(show_status)
+app.command("down")(stop_private)
+app.command("profiles")(list_profiles)

@@ -1,0 +1,142 @@
+"""How a job is shown: as the facts of `show`, as a row of `jobs`, as the document of `--json`."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from gpulayer.outcome import error_of, exit_code_of
+from gpulayer_broker.errors import GpulayerError
+from gpulayer_broker.job import PRIORITIES, SUCCEEDED, JobRecord
+from gpulayer_broker.units import format_size
+
+_PRIORITY_NAMES = {number: name for name, number in PRIORITIES.items()}
+
+
+def job_document(record: JobRecord) -> dict[str, Any]:
+    """The record for scripts: unknown values are null."""
+    return {
+        "schema": 1,
+        "id": record.id,
+        "name": record.name,
+        "kind": record.kind,
+        "state": record.state,
+        "phase": record.phase or None,
+        "end_reason": record.end_reason or None,
+        "exit_code": exit_code(record),
+        "worker": record.worker or None,
+        "attempt": record.attempt,
+        "priority": _PRIORITY_NAMES.get(record.priority, str(record.priority)),
+        "owner": record.owner,
+        "created_at": _utc(record.created_ms),
+        "started_at": _utc(record.started_ms),
+        "ended_at": _utc(record.ended_ms),
+        "queue_wait_s": record.queue_wait_s,
+        "run_time_s": record.run_time_s,
+        "needs": needs_of(record),
+        "command": command_of(record),
+        "error": _loaded(record.error),
+        "usage": _loaded(record.usage),
+        "notes": _loaded(record.notes) or [],
+        "outputs": record.outputs or None,
+    }
+
+
+def job_facts(record: JobRecord) -> list[tuple[str, str]]:
+    """What `show` prints, label and text."""
+    facts = [
+        ("job", record.id),
+        ("name", record.name),
+        ("state", _state(record)),
+        ("worker", record.worker or "-"),
+        ("attempt", str(record.attempt)),
+        ("queue wait", seconds(record.queue_wait_s)),
+        ("run time", seconds(record.run_time_s)),
+        ("priority", _PRIORITY_NAMES.get(record.priority, str(record.priority))),
+        ("owner", record.owner),
+        ("created", _utc(record.created_ms) or "-"),
+        ("needs", needs_of(record) or "-"),
+    ]
+    if command := command_of(record):
+        facts.append(("command", " ".join(command)))
+    if usage := _loaded(record.usage):
+        facts.append(("usage", _usage(usage)))
+    if record.progress:
+        facts.append(("progress", record.progress))
+    if record.final and record.state != SUCCEEDED:
+        facts.append(("error", _one_line(error_of(record, trusted=False))))
+    facts += [("note", str(note)) for note in _loaded(record.notes) or []]
+    if record.outputs:
+        facts.append(("outputs", f"gpulayer outputs {record.id}"))
+    return facts
+
+
+def _state(record: JobRecord) -> str:
+    detail = record.end_reason or ("" if record.final else record.phase)
+    asked = ", cancel asked" if record.cancel_asked and not record.final else ""
+    return f"{record.state} ({detail}{asked})" if detail or asked else record.state
+
+
+def exit_code(record: JobRecord) -> int | None:
+    """The code that a command which follows the job ends with; None while it has not ended."""
+    if not record.final:
+        return None
+    return 0 if record.state == SUCCEEDED else exit_code_of(error_of(record, trusted=False))
+
+
+def seconds(value: float | None) -> str:
+    """A span for people."""
+    return "-" if value is None else f"{value:.2f} s"
+
+
+def needs_of(record: JobRecord) -> str | None:
+    """The requirements in a line; None where the record cannot be read."""
+    from gpulayer.explaining import needed
+    from gpulayer_broker import requirements, spec
+
+    try:
+        return needed(requirements.decode(spec.decode(record.spec).requirements))
+    except GpulayerError:
+        return None
+
+
+def command_of(record: JobRecord) -> list[str] | None:
+    """The command's words; None for a function."""
+    from gpulayer_broker import spec
+
+    try:
+        return list(spec.decode(record.spec).argv) or None
+    except GpulayerError:
+        return None
+
+
+def _usage(usage: Any) -> str:
+    parts = []
+    if isinstance(usage.get("wall_s"), (int, float)):
+        parts.append(f"wall {usage['wall_s']:.2f} s")
+    if isinstance(usage.get("cpu_s"), (int, float)):
+        parts.append(f"cpu {usage['cpu_s']:.2f} s")
+    if isinstance(usage.get("max_rss_bytes"), int):
+        parts.append(f"memory {format_size(usage['max_rss_bytes'])}")
+    return ", ".join(parts)
+
+
+def _utc(time_ms: int | None) -> str | None:
+    if not time_ms:
+        return None
+    return (
+        datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
+
+
+def _loaded(raw: bytes) -> Any:
+    try:
+        return json.loads(raw) if raw else None
+    except ValueError:
+        return None
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, GpulayerError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,75 @@
+"""Follows a job to its end: where it runs, its output as it comes, its outputs into a folder, its exit code.
+
+Ctrl-C only detaches: the job goes on, and the line says how to come back to it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpulayer.cli.documents import exit_code, seconds
+from gpulayer.cli.output import say
+from gpulayer.cli.terminal import Terminal
+from gpulayer.client import Client
+from gpulayer.fetching import fetch_outputs
+from gpulayer.handle import RUNS_FOLDER, Job
+from gpulayer.logs import STARTED, read_log
+from gpulayer.outcome import error_of
+from gpulayer_broker.errors import StoreError
+from gpulayer_broker.job import SUCCEEDED, JobRecord
+
+DETACHED = 130
+
+
+def follow(client: Client, job: Job[Any], outputs_to: Path | None, *, quiet_stdout: bool = False) -> int:
+    """Shows the job until it ends; the exit code. `quiet_stdout` keeps stdout for a document."""
+    try:
+        _show_output(client, job, quiet_stdout)
+        job.wait()
+    except KeyboardInterrupt:
+        say(
+            f"detached: job {job.id} goes on; gpulayer logs -f {job.id} follows it, gpulayer cancel {job.id} ends it"
+        )
+        return DETACHED
+    record = job.record
+    say(_ended(record))
+    for note in json.loads(record.notes or b"[]"):
+        say(f"gpulayer: {note}")
+    code = exit_code(record) or 0
+    return _fetch(client, record, outputs_to) or code
+
+
+def _show_output(client: Client, job: Job[Any], quiet_stdout: bool) -> None:
+    terminal = Terminal(out=sys.stderr.buffer if quiet_stdout else None)
+    for piece in read_log(client._session, job.id, follow=True):
+        if piece.stream == STARTED:
+            say(f"job {job.id} runs on {piece.data.decode()}")
+        else:
+            terminal.write(piece)
+
+
+def _ended(record: JobRecord) -> str:
+    if record.state != SUCCEEDED:
+        error = error_of(record, trusted=False)
+        return f"gpulayer: {' '.join(str(error).split())}"
+    return (
+        f"job {record.id} succeeded on {record.worker}, attempt {record.attempt}: "
+        f"waited {seconds(record.queue_wait_s)}, ran {seconds(record.run_time_s)}"
+    )
+
+
+def _fetch(client: Client, record: JobRecord, outputs_to: Path | None) -> int:
+    """Fetches what the job returned; not 0 if that failed."""
+    if not record.outputs:
+        return 0
+    folder = outputs_to or Path(RUNS_FOLDER, record.id)
+    try:
+        paths = fetch_outputs(client._session, record, folder)
+    except StoreError as error:
+        say(f"gpulayer: {error}; gpulayer outputs {record.id} tries again")
+        return error.exit_code
+    say(f"outputs: {', '.join(paths[:5])}{', …' if len(paths) > 5 else ''} in {folder}")
+    return 0

@@ -1,0 +1,77 @@
+"""Options that several commands share, each with the one help text it has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from gpulayer_broker.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpulayer.client import Client
+
+TargetOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--target", metavar="NAME", help="Where to go: local is this user's private set-up."),
+]
+RedisOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--redis", metavar="URL", help="The address of a queue, such as redis://host:6379/0."),
+]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+JobArgument: TypeAlias = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+JobsArgument: TypeAlias = Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids of jobs.")]
+
+Accelerator: TypeAlias = Annotated[
+    str | None, typer.Option("--accelerator", metavar="KIND", help="cpu, cuda, rocm, mps, gpu or any.")
+]
+Gpus: TypeAlias = Annotated[int | None, typer.Option("--gpus", metavar="N", help="How many GPUs.")]
+GpuMemory: TypeAlias = Annotated[
+    str | None, typer.Option("--gpu-memory", metavar="SIZE", help="Memory of each GPU, such as 24GB.")
+]
+GpuModel: TypeAlias = Annotated[
+    str | None, typer.Option("--gpu-model", metavar="NAMES", help="Models that will do, such as A100,H100.")
+]
+Framework: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--framework", metavar="NAME[RANGE]", help="What must be installed, such as 'torch>=2.4'."),
+]
+Profile: TypeAlias = Annotated[
+    str | None, typer.Option("--profile", metavar="NAME", help="A common combination: gpulayer profiles.")
+]
+Cpus: TypeAlias = Annotated[int | None, typer.Option("--cpus", metavar="N", help="How many CPUs (1).")]
+Memory: TypeAlias = Annotated[
+    str | None, typer.Option("--memory", metavar="SIZE", help="Main memory, such as 8GB.")
+]
+Disk: TypeAlias = Annotated[
+    str | None, typer.Option("--disk", metavar="SIZE", help="Free scratch space, such as 50GB.")
+]
+Python: TypeAlias = Annotated[
+    str | None, typer.Option("--python", metavar="RANGE", help="The job's Python, such as '>=3.11'.")
+]
+Label: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="A label that the worker has.")
+]
+
+
+def open_client(target: str | None, redis: str | None) -> Client:
+    """The client of a command; its errors are the command's."""
+    from gpulayer.client import Client
+
+    return Client(target, redis=redis)
+
+
+def environment(texts: Sequence[str]) -> dict[str, str]:
+    """`K=V` as given, `K` copied from here."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            if name not in os.environ:
+                raise UsageError(f"--env {text}: {name} is not set here: write {name}=VALUE", value=text)
+            value = os.environ[name]
+        found[name] = value
+    return found

@@ -1,0 +1,53 @@
+"""What commands print: words to stderr, one JSON document or a table to stdout.
+
+A table is drawn for a terminal; in a pipe it is one line a row, fields between tabs, no header.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def say(line: str) -> None:
+    """A line for the person at the terminal."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(document: Any) -> None:
+    """One document on stdout."""
+    import orjson
+
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    sys.stdout.write(orjson.dumps(document, option=options).decode())
+    sys.stdout.flush()
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """The rows, drawn or plain."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            print("\t".join(plain(field) for field in row))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        # As text, not markup: names are the users' own.
+        table.add_row(*(Text(plain(field)) for field in row))
+    Console().print(table)
+
+
+def print_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """One fact a line, the label in twelve columns."""
+    for label, text in facts:
+        print(f"{label:<12}{plain(text)}".rstrip())
+
+
+def plain(text: str) -> str:
+    """The text without what would move the cursor or break a line."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)

@@ -1,0 +1,161 @@
+"""`gpulayer submit`: a command, with what it needs and the files that go along, followed until it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpulayer.cli import options as opt
+from gpulayer.cli.output import print_json, say
+
+if TYPE_CHECKING:
+    from gpulayer.client import Client
+    from gpulayer.options import Plan
+    from gpulayer_broker.spec import Spec
+
+
+@dataclass(frozen=True)
+class Files:
+    """What goes along and what is to come back."""
+
+    source: Path | None
+    inputs: list[str]
+    outputs: list[str]
+    ship: bool
+
+
+def submit_command(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- CMD…", help="The command and its arguments.")
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--source", metavar="DIR", help="A folder whose files become the job's folder."),
+    ] = None,
+    input: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="SRC[:DEST]", help="A file or folder to send along."),
+    ] = None,
+    output: Annotated[
+        list[str] | None,
+        typer.Option("--output", metavar="GLOB", help="Files to return beside those of $GPULAYER_OUTPUTS."),
+    ] = None,
+    outputs_to: Annotated[
+        Path | None, typer.Option("--outputs-to", metavar="DIR", help="Where outputs go (gpulayer_runs/JOB).")
+    ] = None,
+    no_ship: Annotated[
+        bool, typer.Option("--no-ship", help="Send no files that the command merely names.")
+    ] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="K[=V]", help="A variable of the job; without =V it is copied."),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the job is called.")] = "",
+    priority: Annotated[
+        str, typer.Option("--priority", metavar="P", help="critical, high, normal, low or idle.")
+    ] = "normal",
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="TIME", help="When to end it, such as 90s or 2h.")
+    ] = None,
+    retries: Annotated[int, typer.Option("--retries", metavar="N", help="Tries after a failure.")] = 0,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option("--idempotency-key", metavar="KEY", help="The same key submits the same job once."),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and leave.")] = False,
+    must_fit: Annotated[
+        bool, typer.Option("--must-fit", help="Refuse what no known worker can ever run.")
+    ] = False,
+    accelerator: opt.Accelerator = None,
+    gpus: opt.Gpus = None,
+    gpu_memory: opt.GpuMemory = None,
+    gpu_model: opt.GpuModel = None,
+    framework: opt.Framework = None,
+    profile: opt.Profile = None,
+    cpus: opt.Cpus = None,
+    memory: opt.Memory = None,
+    disk: opt.Disk = None,
+    python: opt.Python = None,
+    label: opt.Label = None,
+    target: opt.TargetOption = None,
+    redis: opt.RedisOption = None,
+    json: opt.JsonOption = False,
+) -> int:
+    """Run a command where it fits, and follow it; its exit code is this command's.
+
+    Example: gpulayer submit --accelerator cuda --output '*.pt' -- python train.py --epochs 3
+    """
+    from gpulayer.options import plan_of
+
+    wanted = {
+        "accelerator": accelerator,
+        "gpus": gpus,
+        "gpu_memory": gpu_memory,
+        "gpu_model": gpu_model,
+        "frameworks": framework,
+        "profile": profile,
+        "cpus": cpus,
+        "memory": memory,
+        "disk": disk,
+        "python": python,
+        "labels": label,
+        "name": name,
+        "priority": priority,
+        "timeout": timeout,
+        "retries": retries,
+        "idempotency_key": idempotency_key,
+        "env": opt.environment(env or []),
+    }
+    plan = plan_of(wanted, flags=True)
+    files = Files(source, input or [], output or [], not no_ship)
+    with opt.open_client(target, redis) as client:
+        return _submit(client, command or [], plan, files, must_fit, _Ending(detach, json, outputs_to))
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """What is done once the job is submitted."""
+
+    detach: bool
+    json: bool
+    outputs_to: Path | None
+
+
+def _submit(
+    client: Client, command: list[str], plan: Plan, files: Files, must_fit: bool, ending: _Ending
+) -> int:
+    from gpulayer.cli.documents import job_document
+    from gpulayer.cli.fitting import check_fit
+    from gpulayer.client import command_spec
+
+    spec = command_spec(command, plan)
+    spec = _with_files(spec, client, files)
+    check_fit(client, plan.needs, must_fit=must_fit)
+    job = client.submit_spec(spec, plan)
+    for warning in client._session.warnings:
+        say(f"gpulayer: {warning}")
+    if ending.detach:
+        print_json({"schema": 1, "id": job.id, "state": job.state}) if ending.json else print(job.id)
+        return 0
+    from gpulayer.cli.follow import follow
+
+    say(f"job {job.id} submitted: {spec.name}")
+    code = follow(client, job, ending.outputs_to, quiet_stdout=ending.json)
+    if ending.json:
+        print_json(job_document(job.record))
+    return code
+
+
+def _with_files(spec: Spec, client: Client, files: Files) -> Spec:
+    from gpulayer.shipping import files_named, parsed_inputs, with_files
+
+    inputs = parsed_inputs(files.inputs)
+    named = files_named(spec.argv, Path.cwd()) if files.source is None and files.ship else {}
+    if files.source is None and not inputs and not named and not files.outputs:
+        return spec
+    if named:
+        say(f"shipping {', '.join(sorted(named))} (--no-ship sends none, --source DIR a folder)")
+    return with_files(spec, client._session, files.source, inputs, files.outputs, named=named)
