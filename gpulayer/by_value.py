@@ -19,8 +19,9 @@ OWN_PACKAGES = ("gpulayer", "gpulayer_broker", "gpulayer_worker")
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 _lock = threading.RLock()
-_judged: dict[str, tuple[int, bool]] = {}
-_judged_for: tuple[str, ...] = ()
+_judged: dict[str, tuple[int, tuple[str, ...], bool]] = {}
+_found: list[ModuleType] = []
+_found_for: tuple[str, str, int] | None = None
 
 
 @contextmanager
@@ -53,20 +54,26 @@ def is_installed(module_name: str) -> bool:
 
 
 def _local_modules() -> list[ModuleType]:
-    """The project's modules among the imported ones; each is judged once for one current folder."""
-    global _judged_for
-    roots = _roots()
-    if roots != _judged_for:
-        _judged.clear()
-        _judged_for = roots
-    found = []
-    for name, module in list(sys.modules.items()):
-        judged = _judged.get(name)
-        if judged is None or judged[0] != id(module):
-            judged = _judged[name] = (id(module), _is_local(name, module, roots))
-        if judged[1] and name != "__main__":
-            found.append(module)
-    return found
+    """The project's modules among the imported ones; looked for again when one was imported or the folder changed."""
+    global _found_for, _found
+    state = (os.getcwd(), _main_file(), len(sys.modules))
+    if state != _found_for or any(sys.modules.get(module.__name__) is not module for module in _found):
+        roots = _roots()
+        _found = [
+            module
+            for name, module in list(sys.modules.items())
+            if name != "__main__" and isinstance(module, ModuleType) and _judge(name, module, roots)
+        ]
+        _found_for = state
+    return _found
+
+
+def _judge(name: str, module: ModuleType, roots: tuple[str, ...]) -> bool:
+    """As `_is_local`, remembered for each module and folder."""
+    judged = _judged.get(name)
+    if judged is None or judged[:2] != (id(module), roots):
+        judged = _judged[name] = (id(module), roots, _is_local(name, module, roots))
+    return judged[2]
 
 
 def _is_local(name: str, module: ModuleType, roots: tuple[str, ...]) -> bool:
@@ -93,9 +100,13 @@ def _library() -> tuple[str, ...]:
 
 def _roots() -> tuple[str, ...]:
     """The current folder and the script's, with a separator at their ends; never the root folder."""
-    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
     folders = {os.getcwd()}
-    if isinstance(main_file, str):
-        folders.add(os.path.dirname(os.path.abspath(main_file)))
+    if _main_file():
+        folders.add(os.path.dirname(os.path.abspath(_main_file())))
     real = {os.path.realpath(folder) for folder in folders}
     return tuple(sorted(folder + os.sep for folder in real if folder != os.sep))
+
+
+def _main_file() -> str:
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return file if isinstance(file, str) else ""

@@ -231,6 +231,15 @@ class Client:
 
         return self._session.attempt(read_workers)
 
+    def worker_name(self, worker_id: str) -> str:
+        """What people call a worker; its id where it is no longer known."""
+        import json
+
+        raw = self._session.attempt(
+            lambda queue: queue.link.call("HGET", queue.keys.worker(worker_id), "info")
+        )
+        return str(json.loads(raw or b"{}").get("name") or worker_id)
+
     def cancel(self, job_id: str) -> bool:
         """Asks for a job's end; False if it had ended already."""
         outcome, _ = self._session.attempt(lambda queue: queue.run(functions.cancel(job_id)))

@@ -48,7 +48,9 @@ def explain(needs: Requirements, workers: Sequence[WorkerRecord]) -> Explanation
         (worker, _reasons(needs, worker, worker.capabilities)) for worker in workers if worker.capabilities
     ]
     verdicts = tuple(
-        WorkerVerdict(worker.id, verdict(found), tuple(r.text for r in found), provides(worker.capabilities))
+        WorkerVerdict(
+            worker.name, verdict(found), tuple(r.text for r in found), provides(worker.capabilities)
+        )
         for worker, found in judged
         if worker.capabilities
     )

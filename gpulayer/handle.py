@@ -6,7 +6,6 @@ handle of the same job (`gl.Client().get(id)`).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -15,6 +14,8 @@ from gpulayer.outcome import value_of
 from gpulayer_broker.errors import WaitTimeout
 
 if TYPE_CHECKING:
+    import asyncio
+
     from gpulayer.client import Client
     from gpulayer.explaining import Explanation
     from gpulayer.waiter import Notice, Slot
@@ -94,6 +95,8 @@ class Job(Generic[R]):
 
     async def _awaited(self) -> R:
         """The result, without blocking the event loop while it is waited for or read."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 

@@ -21,7 +21,7 @@ from gpulayer_broker.job import QUEUED, RUNNING, JobRecord
 from gpulayer_broker.units import format_size
 
 OUT, ERR = "out", "err"
-# Lines of GPUlayer's own: something to know, and where an attempt runs.
+# Lines of GPUlayer's own: something to know, and the worker that an attempt runs on.
 NOTE, STARTED = "note", "started"
 SILENCE_S = 5.0
 FIRST_SILENCE_S = 0.2
@@ -173,8 +173,7 @@ class _Follower:
         """Says once an attempt on which worker it runs."""
         if record.state == RUNNING and record.attempt > self._announced:
             self._announced = record.attempt
-            again = f" (attempt {record.attempt})" if record.attempt > 1 else ""
-            yield Piece(STARTED, f"{record.worker}{again}".encode())
+            yield Piece(STARTED, record.worker.encode())
 
     def _turn(self, link: Link, tail: _Tail) -> Iterator[Piece]:
         """Waits for output or the end, whichever comes first."""

@@ -40,6 +40,11 @@ class WorkerRecord:
     capabilities: Capabilities | None
     info: dict[str, Any]
 
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return str(self.info.get("name") or self.id)
+
     def live(self, needs: Requirements) -> Live | None:
         """What it has left now; None for a GPU job, for the queue alone does not know which GPUs are free."""
         if self.state == "online" and needs.gpus:

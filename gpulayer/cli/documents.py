@@ -43,13 +43,13 @@ def job_document(record: JobRecord) -> dict[str, Any]:
     }
 
 
-def job_facts(record: JobRecord) -> list[tuple[str, str]]:
+def job_facts(record: JobRecord, worker_name: str) -> list[tuple[str, str]]:
     """What `show` prints, label and text."""
     facts = [
         ("job", record.id),
         ("name", record.name),
         ("state", _state(record)),
-        ("worker", record.worker or "-"),
+        ("worker", worker_name or "-"),
         ("attempt", str(record.attempt)),
         ("queue wait", seconds(record.queue_wait_s)),
         ("run time", seconds(record.run_time_s)),

@@ -35,7 +35,7 @@ def follow(client: Client, job: Job[Any], outputs_to: Path | None, *, quiet_stdo
         )
         return DETACHED
     record = job.record
-    say(_ended(record))
+    say(_ended(client, record))
     for note in json.loads(record.notes or b"[]"):
         say(f"gpulayer: {note}")
     code = exit_code(record) or 0
@@ -46,17 +46,17 @@ def _show_output(client: Client, job: Job[Any], quiet_stdout: bool) -> None:
     terminal = Terminal(out=sys.stderr.buffer if quiet_stdout else None)
     for piece in read_log(client._session, job.id, follow=True):
         if piece.stream == STARTED:
-            say(f"job {job.id} runs on {piece.data.decode()}")
+            say(f"job {job.id} runs on {client.worker_name(piece.data.decode())}")
         else:
             terminal.write(piece)
 
 
-def _ended(record: JobRecord) -> str:
+def _ended(client: Client, record: JobRecord) -> str:
     if record.state != SUCCEEDED:
         error = error_of(record, trusted=False)
         return f"gpulayer: {' '.join(str(error).split())}"
     return (
-        f"job {record.id} succeeded on {record.worker}, attempt {record.attempt}: "
+        f"job {record.id} succeeded on {client.worker_name(record.worker)}, attempt {record.attempt}: "
         f"waited {seconds(record.queue_wait_s)}, ran {seconds(record.run_time_s)}"
     )
 

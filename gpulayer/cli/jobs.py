@@ -33,16 +33,17 @@ def list_jobs(
 
     with opt.open_client(target, redis) as client:
         records = client.jobs(state, limit)
+        names = {worker.id: worker.name for worker in client.workers()}
     if json:
         print_json([job_document(record) for record in records])
     else:
         print_table(
-            ("job", "state", "name", "worker", "run time", "age"), [_row(record) for record in records]
+            ("job", "state", "name", "worker", "run time", "age"), [_row(record, names) for record in records]
         )
     return 0
 
 
-def _row(record: JobRecord) -> tuple[str, ...]:
+def _row(record: JobRecord, names: dict[str, str]) -> tuple[str, ...]:
     from gpulayer.cli.documents import seconds
     from gpulayer_broker.units import format_duration
 
@@ -52,7 +53,7 @@ def _row(record: JobRecord) -> tuple[str, ...]:
         record.id,
         state,
         record.name,
-        record.worker or "-",
+        names.get(record.worker, record.worker) or "-",
         seconds(record.run_time_s),
         format_duration(age_s),
     )
@@ -72,10 +73,11 @@ def show_job(
 
     with opt.open_client(target, redis) as client:
         record = client.get(job).record
+        worker = client.worker_name(record.worker) if record.worker else ""
     if json:
         print_json(job_document(record))
     else:
-        print_facts(job_facts(record))
+        print_facts(job_facts(record, worker))
     return 0
 
 

@@ -43,7 +43,7 @@ def _queue(target: str | None, redis: str | None) -> dict[str, Any]:
         counts = session.attempt(
             lambda queue: {state: queue.link.call("ZCARD", queue.keys.jobs(state)) for state in ACTIVE}
         )
-        workers = {worker.id: worker.state for worker in client.workers()}
+        workers = {worker.name: worker.state for worker in client.workers()}
         return {"queue": str(session.endpoint), "jobs": counts, "workers": workers}
 
 

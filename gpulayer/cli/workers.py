@@ -35,7 +35,7 @@ def _row(worker: WorkerRecord) -> tuple[str, ...]:
     gpus = ", ".join(f"{group.count} {group.model}" for group in has.groups) if has else ""
     state = worker.state
     return (
-        worker.id,
+        worker.name,
         f"{state} for {format_duration(worker.heartbeat_age_s)}" if state == "offline" else state,
         f"{worker.free_slots}/{worker.slots}",
         f"{format_size(worker.free_memory_bytes)}/{format_size(worker.memory_bytes)}",
@@ -50,6 +50,7 @@ def _document(worker: WorkerRecord) -> dict[str, Any]:
     return {
         "schema": 1,
         "id": worker.id,
+        "name": worker.name,
         "node": worker.node,
         "state": worker.state,
         "heartbeat_age_s": round(worker.heartbeat_age_s, 1),
