@@ -39,6 +39,7 @@ from gpulayer_broker.store.blobs import QueueStore
 from gpulayer_broker.store.blobstore import BlobStore
 from gpulayer_broker.store.local import LocalStore
 from gpulayer_worker import actor
+from gpulayer_worker.cleaner import Cleaner
 from gpulayer_worker.logs import Logs
 from gpulayer_worker.processes import ending
 from gpulayer_worker.processes.bundle import fallback_folders
@@ -138,6 +139,7 @@ class Agent:
             store=self._store(),
             pool=Pool(fallback, str(scratch), after_loss=ending.reap_strays),
             logs=logs,
+            cleaner=Cleaner(),
             scratch=scratch,
             cache=self.home / "cache",
             python=sys.executable,
@@ -146,6 +148,7 @@ class Agent:
             on_started=self._beat_soon,
         )
         logs.start()
+        shop.cleaner.start()
         broker = CapabilityBroker(self.options.endpoint, settings=self.settings, member=self._member)
         actor.declare(broker, shop)
         self._broker = broker
@@ -239,5 +242,6 @@ class Agent:
         worker.stop(timeout=STOP_PATIENCE_MS)
         shop.pool.close()
         shop.logs.stop()
+        shop.cleaner.stop()
         self._broker.close()
         log.info("worker %s has stopped", self.options.name)

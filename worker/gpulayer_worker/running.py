@@ -27,12 +27,13 @@ from gpulayer_broker.spec import Payload, Spec
 from gpulayer_broker.store.blobstore import BlobStore
 from gpulayer_broker.store.tree import Manifest
 from gpulayer_broker.store.unpack import load_manifest, unpack
+from gpulayer_worker.cleaner import Cleaner
 from gpulayer_worker.grant import Folders, Grant, job_environment, nvidia_library_folders
 from gpulayer_worker.logs import JobLog, Logs
 from gpulayer_worker.outputs import gather
 from gpulayer_worker.processes.job import Ending, FunctionCall, JobHandle, JobProcess
 from gpulayer_worker.processes.pool import Pool
-from gpulayer_worker.scratch import Scratch, make_scratch, remove
+from gpulayer_worker.scratch import Scratch, make_scratch
 
 log = logging.getLogger("gpulayer")
 
@@ -49,6 +50,7 @@ class Workshop:
     store: BlobStore
     pool: Pool
     logs: Logs
+    cleaner: Cleaner
     scratch: Path
     cache: Path
     python: str
@@ -62,6 +64,7 @@ class Run:
 
     def __init__(self, shop: Workshop, attempt: Attempt, spec: Spec) -> None:
         self.shop, self.attempt, self.spec = shop, attempt, spec
+        self.store = shop.store.for_job()
         self.source: Manifest | None = None
         self.notes: list[str] = []
         self.timed_out = False
@@ -75,7 +78,7 @@ class Run:
         try:
             return self._in_scratch(scratch, needs)
         finally:
-            remove(scratch.root)
+            self.shop.cleaner.remove(scratch.root)
 
     def _in_scratch(self, scratch: Scratch, needs: Requirements) -> Outcome:
         job_log, writers = self.shop.logs.open(self.attempt.id, self.attempt.token, scratch.file("log"))
@@ -99,8 +102,16 @@ class Run:
     def _prepare(self, scratch: Scratch) -> None:
         for digest in (self.spec.source, self.spec.inputs):
             if digest:
-                manifest = load_manifest(digest, self.shop.store)
-                unpack(manifest, self.shop.store, scratch.work)
+                manifest = load_manifest(digest, self.store)
+                limits = self.shop.settings
+                unpack(
+                    manifest,
+                    self.store,
+                    scratch.work,
+                    limit_bytes=limits.source_bytes,
+                    limit_files=limits.source_files,
+                    replace=True,
+                )
                 known = self.source.entries if self.source else ()
                 paths = {entry.path for entry in manifest.entries}
                 self.source = Manifest.of([*(e for e in known if e.path not in paths), *manifest.entries])
@@ -153,7 +164,7 @@ class Run:
     def _file(self, payload: Payload, path: Path) -> Path:
         data = payload.data
         if data is None:
-            data = self.shop.store.read_bytes(payload.sha256, self.shop.settings.argument_blob_bytes)
+            data = self.store.read_bytes(payload.sha256, self.shop.settings.argument_blob_bytes)
         path.write_bytes(data)
         return path
 
@@ -250,7 +261,7 @@ class Run:
         if file is not None:
             path = Path(file)
             if path.stat().st_size > RESULT_INLINE_BYTES:
-                sha, size = self.shop.store.put_file(path)
+                sha, size = self.store.put_file(path)
                 return succeeded("blob", dumps({"sha256": sha, "size": size, "kind": kind}))
             data = path.read_bytes()
         return succeeded(kind, data)
@@ -259,12 +270,12 @@ class Run:
         fields: dict[str, Arg] = {}
         try:
             limit_bytes = self.shop.settings.artifact_bytes
-            outputs = gather(self.spec, scratch, self.source, self.shop.store, limit_bytes)
+            outputs = gather(self.spec, scratch, self.source, self.store, limit_bytes)
             self.notes += outputs.notes
             if outputs.digest:
                 fields["outputs"] = outputs.digest
             if job_log.size:
-                fields["logs"] = dumps({"0": job_log.store(self.shop.store)})
+                fields["logs"] = dumps({"0": job_log.store(self.store)})
         except (GpulayerError, OSError) as error:
             self.notes.append(f"not everything could be kept: {error}")
             log.warning("job %s: %s", self.attempt.id, error)
