@@ -200,7 +200,12 @@ class CapabilityBroker(Broker):
         callbacks = Callbacks(deliver=self.delivery.put)
         self.member = self._make_member(callbacks) if self._make_member else self._own_member(callbacks)
         self.delivery.open(self.member)
-        self.member.join(threads)
+        try:
+            with _as_dramatiq():
+                self.member.join(threads)
+        except BaseException:
+            self.member = None  # one that never joined must not pass for a member
+            raise
 
     def _own_member(self, callbacks: Callbacks) -> Member:
         name = f"{socket.gethostname()}-{os.getpid()}"

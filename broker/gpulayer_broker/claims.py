@@ -10,6 +10,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from gpulayer_broker import functions
 from gpulayer_broker.attempts import Attempt, Attempts, lease_clock_s
@@ -18,6 +19,15 @@ from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
 
 log = logging.getLogger("gpulayer")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A claim under way. Asked `again`, its answer may be an old one, and its leases count from the first time."""
+
+    nonce: str
+    sent_s: float
+    again: bool = False
 
 
 class Claims:
@@ -48,6 +58,7 @@ class Claims:
         self._on_superseded = on_superseded
         self._lock = threading.RLock()
         self._open = False
+        self._unanswered: Question | None = None
 
     def open(self, capacity: int) -> None:
         """From now on up to `capacity` jobs are held at once."""
@@ -55,9 +66,10 @@ class Claims:
             self.capacity, self._open = capacity, True
 
     def close(self) -> None:
-        """Nothing is claimed any more; a claim that is under way has ended when this returns."""
-        with self._lock:
-            self._open = False
+        """Nothing new is asked for; returns when a call under way has ended, or the queue takes too long to answer."""
+        self._open = False
+        if self._lock.acquire(timeout=self.queue.deadline_s):
+            self._lock.release()
 
     @property
     def free(self) -> int:
@@ -65,32 +77,41 @@ class Claims:
 
     def claim(self) -> int:
         """Claims for what is free; how many jobs came."""
+        came = 0
         with self._lock:
-            most = self.free
-            if most == 0:
-                return 0
-            sent_s = lease_clock_s()
-            claimed = self.queue.run(functions.claim(self._offer(most)))
-            if self._is_stranger(claimed):
-                claimed = self.queue.run(functions.claim(self._offer(most)))
-            self._take(claimed, sent_s)
-            return len(claimed.grants)
+            while (most := self.free) > 0:
+                question = self._question()
+                claimed = self.queue.run(functions.claim(self._offer(question, most)))
+                if self._is_stranger(claimed):
+                    claimed = self.queue.run(functions.claim(self._offer(question, most)))
+                came += self._take(claimed, question)
+                if not question.again:
+                    break
+        return came
 
-    def commit(self, attempt: Attempt, ending: Ending, needs: Iterable[Requirements] = ()) -> Committed:
+    def commit(
+        self,
+        attempt: Attempt,
+        ending: Ending,
+        needs: Iterable[Requirements] = (),
+        *,
+        claim_next: bool = True,
+    ) -> Committed:
         """Ends the attempt and claims for the place that it leaves, in one call."""
         with self._lock:
-            sent_s = lease_clock_s()
-            offer = self._offer(self.free + 1) if self._open else None
+            question = self._question() if self._open and claim_next else None
+            offer = self._offer(question, self.free + 1) if question else None
             committed = self.queue.commit(ending, offer, needs)
             self.attempts.remove(attempt)
             if committed.verdict == "stale":
                 log.warning(
                     "job %s: report of attempt %s refused, the job has moved on", attempt.id, attempt.token
                 )
-            if offer and self._is_stranger(committed.claimed):
-                self.claim()
-            else:
-                self._take(committed.claimed, sent_s)
+            if question:
+                stranger = self._is_stranger(committed.claimed)
+                self._take(committed.claimed, question)
+                if stranger or question.again:
+                    self.claim()
             return committed
 
     def release(self, attempt: Attempt, how: str) -> str:
@@ -100,12 +121,21 @@ class Claims:
             self.attempts.remove(attempt)
             return answer
 
-    def _offer(self, most: int) -> Offer:
+    def _question(self) -> Question:
+        """A new claim, or the one whose answer never came: what it granted is held for this worker."""
+        asked = self._unanswered
+        if asked:
+            self._unanswered = Question(asked.nonce, asked.sent_s, again=True)
+        else:
+            self._unanswered = Question(secrets.token_hex(16), lease_clock_s())
+        return self._unanswered
+
+    def _offer(self, question: Question, most: int) -> Offer:
         return Offer(
             worker=self.worker,
             incarnation=self.incarnation,
             max=most,
-            nonce=secrets.token_hex(16),
+            nonce=question.nonce,
             lease_ms=int(self.lease_s * 1000),
             disk_mib=self.disk_mib(),
             lots=self.lots(),
@@ -121,8 +151,10 @@ class Claims:
             return True
         return False
 
-    def _take(self, claimed: Claimed, sent_s: float) -> None:
+    def _take(self, claimed: Claimed, question: Question) -> int:
+        self._unanswered = None
         for grant in claimed.grants:
-            attempt = Attempt(grant, sent_s + self.lease_s, started=grant.state == "running")
+            attempt = Attempt(grant, question.sent_s + self.lease_s, started=grant.state == "running")
             self.attempts.add(attempt)
             self._deliver(attempt)
+        return len(claimed.grants)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import queue
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ from dramatiq.errors import ConnectionFailed
 from dramatiq.message import Message
 
 from gpulayer_broker.attempts import Attempt
-from gpulayer_broker.errors import QueueUnreachable
+from gpulayer_broker.connection import ReplyError
+from gpulayer_broker.errors import GpulayerError, NotAllowed, Unavailable
 from gpulayer_broker.functions import Arg, Ending
 from gpulayer_broker.member import Member
 from gpulayer_broker.outbox import Outbox
@@ -66,6 +68,8 @@ class Delivery:
         """A grant arrives; one that cannot be read is set aside at once and the queue goes on."""
         try:
             message = decode(attempt)
+            if message.queue_name not in self.broker.queues:
+                raise ValueError(f"the record names queue {message.queue_name!r}, which nobody here consumes")
         except Exception as error:  # noqa: BLE001 - a decoder meets any bytes and may raise anything
             self._set_aside(attempt, error)
             return
@@ -78,23 +82,58 @@ class Delivery:
             return None
 
     def _set_aside(self, attempt: Attempt, error: Exception) -> None:
+        """Ends it without claiming: a queue full of such records must not be walked by recursion."""
+        assert self.member is not None
         log.error("job %s cannot be read and is set aside: %s", attempt.id, error)
         fields = {"error": error_field(type(error).__name__, str(error))}
-        self.commit(attempt, Ending(attempt.id, attempt.token, "failed", "undecodable", fields=fields), [])
+        ending = Ending(attempt.id, attempt.token, "failed", "undecodable", fields=fields)
+        try:
+            self.member.claims.commit(attempt, ending, claim_next=False)
+        except GpulayerError as refused:
+            self._let_go(attempt, refused)
 
     def commit(self, attempt: Attempt, ending: Ending, needs: Iterable[Any]) -> None:
+        """Ends an attempt. What the queue refuses to write ends as a failure that says so."""
         assert self.member is not None
         try:
-            self.member.claims.commit(attempt, ending, needs)
-        except QueueUnreachable as error:
-            raise ConnectionFailed(str(error)) from error
+            with _worth_another_try():
+                self.member.claims.commit(attempt, ending, needs)
+        except ReplyError as error:
+            log.error("job %s: the queue refuses its report: %s", attempt.id, error)
+            fields = {"error": error_field("ReportRefused", str(error))}
+            plain = Ending(attempt.id, attempt.token, "failed", "result_error", fields=fields)
+            self._end_plainly(attempt, plain)
+
+    def _end_plainly(self, attempt: Attempt, ending: Ending) -> None:
+        assert self.member is not None
+        try:
+            with _worth_another_try():
+                self.member.claims.commit(attempt, ending)
+        except GpulayerError as error:
+            self._let_go(attempt, error)
 
     def release(self, message: CapabilityMessage, how: str = "returned") -> None:
         assert self.member is not None
         try:
-            self.member.claims.release(message.attempt, how)
-        except QueueUnreachable as error:
-            raise ConnectionFailed(str(error)) from error
+            with _worth_another_try():
+                self.member.claims.release(message.attempt, how)
+        except GpulayerError as error:
+            self._let_go(message.attempt, error)
+
+    def _let_go(self, attempt: Attempt, error: GpulayerError) -> None:
+        """No longer listed in a heartbeat, so that the queue takes it back."""
+        assert self.member is not None
+        log.error("job %s: its end cannot be told and it will run again: %s", attempt.id, error)
+        self.member.attempts.remove(attempt)
+
+
+@contextmanager
+def _worth_another_try() -> Iterator[None]:
+    """What passes, or an operator can mend, is what Dramatiq calls a failed connection: it tries again."""
+    try:
+        yield
+    except (Unavailable, NotAllowed) as error:
+        raise ConnectionFailed(str(error)) from error
 
 
 class CapabilityConsumer(Consumer):
@@ -133,6 +172,10 @@ def decode(attempt: Attempt) -> Message[Any]:
     message: Message[Any] = Message.decode(attempt.grant.spec)
     if message.message_id != attempt.id:
         raise ValueError(f"the record names job {message.message_id}")
+    types = {"args": (list, tuple), "kwargs": dict, "options": dict, "actor_name": str, "queue_name": str}
+    for name, kind in types.items():
+        if not isinstance(getattr(message, name), kind):  # type: ignore[arg-type]
+            raise TypeError(f"its {name} is a {type(getattr(message, name)).__name__}")
     if attempt.grant.options:
         message.options.update(loads(attempt.grant.options))
     return message

@@ -335,9 +335,9 @@ def watch(client: str, job_ids: Sequence[str]) -> Call[dict[str, str]]:
     return Call("watch", (client, *job_ids), _states)
 
 
-def drain(worker: str, state: str) -> Call[str]:
-    """'ok' or 'missing'; state: online, draining, offline."""
-    return Call("drain", (worker, state), _first)
+def drain(worker: str, state: str, incarnation: str = "") -> Call[str]:
+    """'ok', 'missing' or 'superseded'; state: online, draining, offline; a worker itself names its incarnation."""
+    return Call("drain", (worker, state, incarnation), _first)
 
 
 # Reading replies ---------------------------------------------------------------------------------------------------

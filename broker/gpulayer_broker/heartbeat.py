@@ -20,6 +20,8 @@ from gpulayer_broker.settings import Settings
 
 log = logging.getLogger("gpulayer")
 
+SOONEST_S = 1.0
+
 
 class Heartbeat(threading.Thread):
     """Beats until stopped. `on_lease(until_s)` is told how far the leases now reach, on the clock of leases."""
@@ -43,20 +45,21 @@ class Heartbeat(threading.Thread):
         self._register, self._on_lease, self._on_superseded = register, on_lease, on_superseded
         self._wake = threading.Event()
         self._stopped = False
-        self._next_beat_s = 0.0
+        self._last_beat_s = self._next_beat_s = 0.0
 
     def run(self) -> None:
         while not self._stopped:
             if time.monotonic() >= self._next_beat_s:
-                self._next_beat_s = time.monotonic() + self.settings.heartbeat_s
+                self._last_beat_s = time.monotonic()
+                self._next_beat_s = self._last_beat_s + self.settings.heartbeat_s
                 self._guarded(self.beat)
             due_s = self._guarded(self._tick) if self.keeper else None
             self._wake.clear()
             self._wake.wait(self._pause_s(due_s))
 
     def beat_soon(self) -> None:
-        """Beats now rather than at the next interval, so that a started job or its progress is seen at once."""
-        self._next_beat_s = 0.0
+        """Beats before its time, at most once a second, so that a started job or its progress is seen soon."""
+        self._next_beat_s = min(self._next_beat_s, self._last_beat_s + SOONEST_S)
         self._wake.set()
 
     def timer(self) -> None:
@@ -112,4 +115,9 @@ class Heartbeat(threading.Thread):
             self.keeper = False
             self._next_beat_s = min(self._next_beat_s, time.monotonic() + min(1.0, self.settings.heartbeat_s))
             log.warning("heartbeat of %s: %s", self.worker, error)
+            return None
+        except (
+            Exception
+        ):  # the thread must go on: a worker without a heartbeat looks alive and loses its jobs
+            log.exception("heartbeat of %s", self.worker)
             return None

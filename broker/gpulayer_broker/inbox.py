@@ -18,6 +18,7 @@ from gpulayer_broker.queue import Queue
 log = logging.getLogger("gpulayer")
 
 Mail = Mapping[str, str]
+PAUSE_S = 0.5
 
 
 class Inbox(threading.Thread):
@@ -56,7 +57,11 @@ class Inbox(threading.Thread):
                 if not self._stopped.is_set():
                     log.warning("inbox: %s", error)
                 unasked = True
-                self._stopped.wait(0.5)
+                self._stopped.wait(PAUSE_S)
+            except Exception:  # the thread must go on: a worker without an inbox is connected and never works
+                log.exception("inbox")
+                unasked = True
+                self._stopped.wait(PAUSE_S)
 
     def stop(self) -> None:
         self._stopped.set()

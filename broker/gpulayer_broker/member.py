@@ -123,9 +123,8 @@ class Member:
     def leave(self) -> None:
         """Ends the membership after the last attempt; what is still held goes back uncounted."""
         self.claims.close()
-        for attempt in self.attempts.all():
-            self._release(attempt)
-        self._say("offline")
+        if all(self._release(attempt) for attempt in self.attempts.all()):
+            self._say("offline")
         self.inbox.stop()
         self.heartbeat.stop()
         for thread in (self.inbox, self.heartbeat):
@@ -134,15 +133,18 @@ class Member:
         for queue in (self.queue, self.beating, self.listening):
             queue.link.close()
 
-    def _release(self, attempt: Attempt) -> None:
+    def _release(self, attempt: Attempt) -> bool:
+        """False where the queue cannot be told: then nobody waits for it once more for each of the others."""
         try:
             self.claims.release(attempt, "returned")
         except GpulayerError as error:
             log.warning("job %s could not be given back, its lease will end: %s", attempt.id, error)
+            return False
+        return True
 
     def _say(self, state: str) -> None:
         try:
-            self.queue.run(functions.drain(self.identity.worker, state))
+            self.queue.run(functions.drain(self.identity.worker, state, self.identity.incarnation))
         except GpulayerError as error:
             log.warning("worker %s: %s not told to the queue: %s", self.identity.worker, state, error)
 

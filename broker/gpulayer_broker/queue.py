@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from gpulayer_broker import capabilities, functions, library, requirements
-from gpulayer_broker.connection import Link
+from gpulayer_broker.connection import Link, ReplyError
 from gpulayer_broker.errors import (
     GpulayerError,
     IdempotencyConflict,
@@ -57,12 +57,28 @@ class Queue:
 
     def run(self, call: Call[T]) -> T:
         """The parsed reply; sent again after a lost connection, because every function bears it."""
-        reply = self.link.call_idempotent(*call.command(self.keys.root), deadline_s=self.deadline_s)
+        command = call.command(self.keys.root)
+        try:
+            reply = self.link.call_idempotent(*command, deadline_s=self.deadline_s)
+        except ReplyError as error:
+            self._load_again(error)
+            reply = self.link.call_idempotent(*command, deadline_s=self.deadline_s)
         return call.parse(reply)
 
     def run_once(self, call: Call[T]) -> T:
-        """The parsed reply of a call that is sent at most once."""
-        return call.parse(self.link.call(*call.command(self.keys.root)))
+        """The parsed reply of a call that is run at most once."""
+        command = call.command(self.keys.root)
+        try:
+            return call.parse(self.link.call(*command))
+        except ReplyError as error:
+            self._load_again(error)
+            return call.parse(self.link.call(*command))
+
+    def _load_again(self, error: ReplyError) -> None:
+        """A server that came back without its data has lost the functions too; any other error is raised."""
+        if "Function not found" not in str(error):
+            raise error
+        self.load()
 
     def run_many(self, calls: Sequence[Call[T]]) -> list[T | GpulayerError]:
         """Many calls in one send, in order; a refused one stands in the list as its error."""
