@@ -30,18 +30,19 @@ from typing import TYPE_CHECKING, Any
 
 from gpulayer_broker.endpoint import Endpoint
 from gpulayer_broker.errors import GpulayerError
-from gpulayer_broker.replies import NoAnswer, ReplyError, error_of_reply
+from gpulayer_broker.replies import NoAnswer, ReplyError
 from gpulayer_broker.server_check import check_server
 
 if TYPE_CHECKING:
     import redis
 
-    from gpulayer_broker.dialing import Connection
+    from gpulayer_broker.dialing import Wire
 
 __all__ = ["Endpoint", "Link", "NoAnswer", "ReplyError", "check_server", "connect", "plain_client"]
 
 Arg = bytes | str | int | float
 SOCKET_TIMEOUT_S = 5.0
+_loading = threading.Lock()
 RECONNECT_FIRST_S = 0.01
 RECONNECT_MOST_S = 0.5
 
@@ -104,11 +105,10 @@ class Link:
     def close(self) -> None:
         """Close for good; a call that another thread has in flight ends with NoAnswer."""
         self._closed = True
-        connection = self._connection
-        sock = connection._get_socket() if connection is not None else None
-        if sock is not None and self._pid == os.getpid():
+        wire = self._wire
+        if wire is not None and wire.sock is not None and self._pid == os.getpid():
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                wire.sock.shutdown(socket.SHUT_RDWR)
         if self._lock.acquire(timeout=self.socket_timeout_s):
             try:
                 self._drop()
@@ -117,7 +117,7 @@ class Link:
 
     def _forget(self) -> None:
         """Start without a connection: after a fork neither the socket nor the lock is this process's."""
-        self._connection: Connection | None = None
+        self._wire: Wire | None = None
         self._poll: select.poll | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -126,90 +126,68 @@ class Link:
         if self._pid != os.getpid():
             self._leave_to_parent()
         if not self._lock.acquire(timeout=timeout_s):
-            raise self._unreachable("another thread holds this connection", sent=False)
+            raise self._unreachable("another thread holds this connection")
         try:
-            connection = self._ready(timeout_s)
-            self._send(connection, commands)
-            return [self._read(connection) for _ in commands]
+            wire = self._ready(timeout_s)
+            wire.send(commands)
+            return [wire.read() for _ in commands]
         except BaseException:
             self._drop()
             raise
         finally:
             self._lock.release()
 
-    def _ready(self, timeout_s: float) -> Connection:
-        """A connected connection whose socket has nothing to say, its timeout set."""
+    def _ready(self, timeout_s: float) -> Wire:
+        """An open wire whose socket has nothing to say, its timeout set."""
         if self._closed:
-            raise self._unreachable("this connection was closed", sent=False)
+            raise self._unreachable("this connection was closed")
         if self._poll is not None and self._poll.poll(0):
             self._drop()
-        connection = self._connection or self._open(timeout_s)
-        sock = connection._get_socket()
-        if sock is None:
-            raise self._unreachable("connection lost", sent=False)
-        if sock.gettimeout() != timeout_s:
-            sock.settimeout(timeout_s)
-        return connection
+        wire = self._wire or self._open(timeout_s)
+        if wire.sock is None:
+            raise self._unreachable("connection lost")
+        if wire.sock.gettimeout() != timeout_s:
+            wire.sock.settimeout(timeout_s)
+        return wire
 
-    def _open(self, timeout_s: float) -> Connection:
-        from redis.exceptions import RedisError
-
-        from gpulayer_broker.dialing import dial
-
-        try:
-            connection = dial(self.endpoint, min(timeout_s, self.socket_timeout_s))
-        except RedisError as error:
-            raise error_of_reply(error, self.endpoint) from None
+    def _open(self, timeout_s: float) -> Wire:
+        wire: Wire = _driver().dial(self.endpoint, min(timeout_s, self.socket_timeout_s))
         self.connects += 1
-        self._connection = connection
+        self._wire = wire
         # `close` first sets the flag and then looks for a connection: one of the two sees the other.
         if self._closed:
-            raise self._unreachable("this connection was closed", sent=False)
-        sock = connection._get_socket()
-        if sock is not None and not self.endpoint.tls:
+            raise self._unreachable("this connection was closed")
+        # A TLS socket may have something to read that is no reply: its session's tickets.
+        if wire.sock is not None and not self.endpoint.tls:
             self._poll = select.poll()
-            self._poll.register(sock, select.POLLIN)
-        return connection
-
-    def _send(self, connection: Connection, commands: Sequence[tuple[Arg, ...]]) -> None:
-        """Send all at once. One whose bytes did not all leave was not run; of several, some may have been."""
-        from redis.exceptions import ConnectionError, TimeoutError
-
-        packed = (
-            connection.pack_command(*commands[0])
-            if len(commands) == 1
-            else connection.pack_commands(commands)
-        )
-        try:
-            connection.send_packed_command(packed, check_health=False)
-        except (ConnectionError, TimeoutError) as error:
-            raise self._unreachable(str(error), sent=len(commands) > 1) from None
-
-    def _read(self, connection: Connection) -> Any:
-        """One reply; an error reply is returned as an exception. A lost connection raises, as `sent`."""
-        from redis.exceptions import RedisError, ResponseError
-
-        try:
-            return connection.read_response()
-        except ResponseError as error:
-            return error_of_reply(error, self.endpoint)
-        except RedisError as error:
-            raise error_of_reply(error, self.endpoint, sent=True) from None
+            self._poll.register(wire.sock, select.POLLIN)
+        return wire
 
     def _drop(self) -> None:
-        connection, self._connection, self._poll = self._connection, None, None
-        if connection is not None:
-            connection.disconnect()
+        wire, self._wire, self._poll = self._wire, None, None
+        if wire is not None:
+            wire.close()
 
     def _leave_to_parent(self) -> None:
-        """Close this process's copy of an inherited socket; redis-py shuts it down only where it was made."""
-        connection = self._connection
+        """Close this process's copy of an inherited socket, without a word to the server."""
+        wire = self._wire
         self._forget()
-        if connection is not None:
-            connection.disconnect()
+        if wire is not None:
+            wire.close()
 
-    def _unreachable(self, why: str, *, sent: bool) -> NoAnswer:
-        return NoAnswer(f"queue at {self.endpoint}: {why}", sent=sent)
+    def _unreachable(self, why: str) -> NoAnswer:
+        return NoAnswer(f"queue at {self.endpoint}: {why}", sent=False)
+
+
+def _driver() -> Any:
+    """The module that loads redis-py, at the first connection.
+
+    One thread at a time: two whose first calls meet would import its parts in opposite orders, which Python breaks
+    off with an error.
+    """
+    with _loading:
+        from gpulayer_broker import dialing
+    return dialing
 
 
 def connect(url: str | Endpoint, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) -> Link:
@@ -222,25 +200,5 @@ def connect(url: str | Endpoint, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) 
 
 def plain_client(endpoint: Endpoint, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
     """A redis-py client of the same server, for what is neither hot nor delicate; it does not retry."""
-    import redis
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
-
-    from gpulayer_broker.dialing import primary_of
-
-    place: dict[str, Any] = {"unix_socket_path": endpoint.path}
-    if not endpoint.is_unix:
-        host, port = endpoint.host, endpoint.port
-        if endpoint.sentinels:
-            host, port = primary_of(endpoint, socket_timeout_s)
-        place = {"host": host, "port": port, "ssl": endpoint.tls, **dict(endpoint.tls_options)}
-    return redis.Redis(
-        **place,
-        db=endpoint.db,
-        username=endpoint.username,
-        password=endpoint.password,
-        protocol=2,
-        socket_timeout=socket_timeout_s,
-        socket_connect_timeout=socket_timeout_s,
-        retry=Retry(NoBackoff(), 0),
-    )
+    client: redis.Redis = _driver().client_of(endpoint, socket_timeout_s)
+    return client

@@ -1,7 +1,7 @@
 """Opens connections to a queue server: TCP with keepalive, TLS, unix, the primary that sentinels name.
 
 Every connection has a time limit on connect, read and write, and no retry below: whoever owns it decides
-about another try. What redis-py raises passes through.
+about another try. This is the one module that loads redis-py, which takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -10,7 +10,15 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import redis
+from redis import connection as kinds
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, RedisError, ResponseError, TimeoutError
+from redis.retry import Retry
+
 from gpulayer_broker.endpoint import Endpoint
+from gpulayer_broker.faults import error_of_reply
+from gpulayer_broker.replies import NoAnswer
 
 PROTOCOL = 2
 
@@ -27,32 +35,68 @@ class Connection(Protocol):
     def _get_socket(self) -> socket.socket | None: ...
 
 
-def dial(endpoint: Endpoint, timeout_s: float) -> Connection:
-    """A connected, authenticated connection on the endpoint's database; RedisError when there is none."""
-    if endpoint.sentinels:
-        host, port = primary_of(endpoint, timeout_s)
-        return _connected(
-            _tcp(endpoint, host, port, timeout_s, endpoint.username, endpoint.password, endpoint.db)
+class Wire:
+    """An open connection: bytes out, replies in, faults as this project's errors."""
+
+    def __init__(self, connection: Connection, endpoint: Endpoint) -> None:
+        self._connection = connection
+        self._endpoint = endpoint
+        self.sock = connection._get_socket()
+
+    def send(self, commands: Sequence[tuple[Any, ...]]) -> None:
+        """Send all at once. One whose bytes did not all leave was not run; of several, some may have been."""
+        connection = self._connection
+        packed = (
+            connection.pack_command(*commands[0])
+            if len(commands) == 1
+            else connection.pack_commands(commands)
         )
+        try:
+            connection.send_packed_command(packed, check_health=False)
+        except (ConnectionError, TimeoutError) as error:
+            raise NoAnswer(f"queue at {self._endpoint}: {error}", sent=len(commands) > 1) from None
+
+    def read(self) -> Any:
+        """One reply; an error reply is returned as an exception. A lost connection raises, as `sent`."""
+        try:
+            return self._connection.read_response()
+        except ResponseError as error:
+            return error_of_reply(error, self._endpoint)
+        except RedisError as error:
+            raise error_of_reply(error, self._endpoint, sent=True) from None
+
+    def close(self) -> None:
+        """Close it; the socket is shut down only in the process that opened it, a fork's copy is just closed."""
+        self._connection.disconnect()
+
+
+def dial(endpoint: Endpoint, timeout_s: float) -> Wire:
+    """An authenticated connection on the endpoint's database; NoAnswer or NotAllowed when there is none."""
+    try:
+        return Wire(_connected(_connection_to(endpoint, timeout_s)), endpoint)
+    except RedisError as error:
+        raise error_of_reply(error, endpoint) from None
+
+
+def client_of(endpoint: Endpoint, timeout_s: float) -> redis.Redis:
+    """A redis-py client of the same server that does not retry."""
+    place: dict[str, Any] = {"unix_socket_path": endpoint.path}
+    if not endpoint.is_unix:
+        host, port = primary_of(endpoint, timeout_s) if endpoint.sentinels else (endpoint.host, endpoint.port)
+        place = {"host": host, "port": port, "ssl": endpoint.tls, **dict(endpoint.tls_options)}
+    place |= {"username": endpoint.username, "password": endpoint.password, "db": endpoint.db}
+    return redis.Redis(**place, **_limits(timeout_s))
+
+
+def _connection_to(endpoint: Endpoint, timeout_s: float) -> Connection:
     if endpoint.is_unix:
-        return _connected(_unix(endpoint, timeout_s))
-    return _connected(
-        _tcp(
-            endpoint,
-            endpoint.host,
-            endpoint.port,
-            timeout_s,
-            endpoint.username,
-            endpoint.password,
-            endpoint.db,
-        )
-    )
+        return _unix(endpoint, timeout_s)
+    host, port = primary_of(endpoint, timeout_s) if endpoint.sentinels else (endpoint.host, endpoint.port)
+    return _tcp(endpoint, host, port, timeout_s, endpoint.username, endpoint.password, endpoint.db)
 
 
 def primary_of(endpoint: Endpoint, timeout_s: float) -> tuple[str, int]:
     """Host and port of the service's primary, from the first sentinel that knows it."""
-    from redis.exceptions import ConnectionError, RedisError
-
     failures = []
     for host, port in endpoint.sentinels:
         try:
@@ -63,8 +107,6 @@ def primary_of(endpoint: Endpoint, timeout_s: float) -> tuple[str, int]:
 
 
 def _ask_sentinel(endpoint: Endpoint, host: str, port: int, timeout_s: float) -> tuple[str, int]:
-    from redis.exceptions import ConnectionError
-
     connection = _connected(
         _tcp(endpoint, host, port, timeout_s, endpoint.sentinel_username, endpoint.sentinel_password, 0)
     )
@@ -89,9 +131,7 @@ def _connected(connection: Connection) -> Connection:
 
 
 def _unix(endpoint: Endpoint, timeout_s: float) -> Connection:
-    from redis.connection import UnixDomainSocketConnection
-
-    make: Any = UnixDomainSocketConnection
+    make: Any = kinds.UnixDomainSocketConnection
     connection: Connection = make(
         path=endpoint.path,
         db=endpoint.db,
@@ -111,8 +151,6 @@ def _tcp(
     password: str | None,
     db: int,
 ) -> Connection:
-    from redis import connection as kinds
-
     options: dict[str, Any] = {"username": username, "password": password, "db": db, **_limits(timeout_s)}
     make: Any = kinds.SSLConnection if endpoint.tls else kinds.Connection
     connection: Connection = make(
@@ -122,9 +160,6 @@ def _tcp(
 
 
 def _limits(timeout_s: float) -> dict[str, Any]:
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
-
     return {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,

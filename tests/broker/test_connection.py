@@ -6,8 +6,11 @@ import os
 import signal
 import socket
 import socketserver
+import subprocess
+import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -36,6 +39,12 @@ from tests.support import wait_until
 
 StartServer = Callable[..., QueueServer]
 SILENCE = b""
+
+
+@pytest.fixture
+def root() -> str:
+    """Keys of no job's: these tests are about the connection alone."""
+    return f"{uuid.uuid4().hex}:"
 
 
 def test_a_call_returns_bytes(link: Link, root: str) -> None:
@@ -375,3 +384,25 @@ def scripted_server(*replies: bytes, socket_timeout_s: float = 2.0) -> Iterator[
         finally:
             server.shutdown()
             thread.join(5)
+
+
+def test_the_first_calls_of_many_threads_at_once_load_the_driver_once(valkey: Endpoint) -> None:
+    script = """
+import sys, threading
+from gpulayer_broker.connection import Endpoint, Link
+assert "redis" not in sys.modules, "loaded before the first connection"
+start, failures = threading.Barrier(16), []
+def call():
+    start.wait()
+    try:
+        with Link(Endpoint.parse(sys.argv[1])) as link:
+            link.call("PING")
+    except BaseException as error:
+        failures.append(error)
+threads = [threading.Thread(target=call) for _ in range(16)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+sys.exit(repr(failures) if failures else 0)
+"""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", script, valkey.url], check=True, timeout=30)

@@ -31,7 +31,7 @@ def test_tcp_reaches_the_server_with_keepalive_on(queue_server: StartServer) -> 
     queue_server("--port", str(port), "--bind", "127.0.0.1")
 
     with connect(f"redis://127.0.0.1:{port}/2") as link:
-        sock = link._connection._get_socket() if link._connection else None
+        sock = link._wire.sock if link._wire else None
         assert sock is not None
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
