@@ -213,3 +213,15 @@ def test_a_killed_fork_server_is_noticed_without_any_job(server: ForkServer) -> 
     os.kill(server.pid, 9)
 
     wait_until(lambda: not server.alive, PATIENCE_S, "the fork server counts as ended")
+
+
+def test_a_fork_server_that_fails_takes_its_jobs_along(bench: Bench) -> None:
+    handle = bench.shell("trap '' TERM; echo $$ > main; while :; do sleep 0.05; done")
+    main = bench.number_in("main")
+    assert isinstance(bench.server, ForkServer)
+
+    bench.server._outbox.send({"request": "nonsense"})
+
+    assert handle.wait(PATIENCE_S).lost
+    assert is_gone(main)
+    assert not bench.server.alive

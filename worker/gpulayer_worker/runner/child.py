@@ -24,7 +24,7 @@ NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 # High enough that no shell script's own `exec 3>` meets it.
 PROGRESS_DESCRIPTOR_FROM = 200
-JOBS_OOM_SCORE = 500
+JOBS_OOM_SCORE = b"500"
 
 
 def become_job(message: dict[str, Any], pipes: dict[str, int], server: int, private: Sequence[int]) -> None:
@@ -65,8 +65,10 @@ def _die_with(server: int) -> None:
     if os.getppid() != server:
         os._exit(NOT_EXECUTABLE)
     # The kernel, out of memory, is to pick the job and not what watches over it.
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write(str(JOBS_OOM_SCORE))
+    with contextlib.suppress(OSError):
+        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(descriptor, JOBS_OOM_SCORE)
+        os.close(descriptor)
 
 
 def _reset_signals(is_command: bool) -> None:

@@ -25,7 +25,12 @@ class Job:
     """One job that was started here and is not gone yet."""
 
     def __init__(
-        self, identifier: str, pid: int, lease_until_s: float | None, files: set[tuple[int, int]]
+        self,
+        identifier: str,
+        pid: int,
+        lease_until_s: float | None,
+        files: set[tuple[int, int]],
+        started: int,
     ) -> None:
         self.id = identifier
         self.pid = pid
@@ -35,8 +40,7 @@ class Job:
         self.killed = False
         self.files = files
         self.strays: list[dict[str, Any]] = []
-        facts = proctree.status(pid)
-        self.started = facts.started if facts is not None else 0
+        self.started = started
 
     def lease_over(self, now_s: float) -> bool:
         """Whether the job runs on borrowed time."""
@@ -103,11 +107,11 @@ class Jobs:
         """Every process of a job."""
         return proctree.descendants(self._roots(job))
 
-    def sweep(self) -> list[Job]:
+    def sweep(self, childless: bool = False) -> list[Job]:
         """Deals with every orphan there is; the jobs that are gone now, and are forgotten here."""
         owned = set()
         unknown = []
-        for pid in self._orphans():
+        for pid in () if childless else self._orphans():
             owner = self._owner(pid)
             if owner is None:
                 unknown.append(pid)

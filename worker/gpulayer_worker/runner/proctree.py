@@ -20,6 +20,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 COMMAND_BYTES = 200
 KILL_PASSES = 100
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Kernels without CONFIG_PROC_CHILDREN lack it; there the whole table is read instead.
 HAS_CHILDREN_FILE = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
@@ -37,6 +38,11 @@ def lease_clock_s() -> float:
     """The clock of leases: monotonic, and it runs on while the machine sleeps, as the queue's own does."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+def now_ticks() -> int:
+    """This moment in the unit of `Status.started`."""
+    return int(lease_clock_s() * TICKS_PER_S)
 
 
 @functools.lru_cache(maxsize=1)

@@ -48,6 +48,12 @@ class Server:
 
     def run(self) -> None:
         """Serves until the worker is gone, then ends what still runs."""
+        try:
+            self._loop()
+        finally:
+            self._kill_everything()
+
+    def _loop(self) -> None:
         while self._open:
             for descriptor, _ in self._poller.poll(self._patience_ms()):
                 if descriptor == self._link.fileno():
@@ -57,7 +63,6 @@ class Server:
             self._reap()
             self._look_at_clocks()
             self._flush()
-        self._kill_everything()
 
     # --- waking up ---
 
@@ -130,15 +135,17 @@ class Server:
     def _request_start(self, message: dict[str, Any], descriptors: list[int]) -> None:
         lease_until_s = message.get("lease_until_s")
         if lease_until_s is not None and lease_until_s <= proctree.lease_clock_s():
+            self._tell("expired", id=message["id"])
             self._tell("refused", id=message["id"], error="its lease was over before it began")
             return
+        started = proctree.now_ticks()
         pipes = dict(zip(message["pipes"], descriptors))  # noqa: B905 - strict= came with 3.10
         try:
             pid = self._fork(message, pipes)
         except OSError as error:
             self._tell("refused", id=message["id"], error=f"cannot fork: {error}")
             return
-        self._jobs.add(Job(message["id"], pid, lease_until_s, held_files(pipes)))
+        self._jobs.add(Job(message["id"], pid, lease_until_s, held_files(pipes), started))
         self._tell("started", id=message["id"], pid=pid)
 
     def _fork(self, message: dict[str, Any], pipes: dict[str, int]) -> int:
@@ -187,11 +194,12 @@ class Server:
     # --- ends ---
 
     def _reap(self) -> None:
-        reaped = False
+        reaped = childless = False
         while True:
             try:
                 pid, code, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
+                childless = True
                 break
             if pid == 0:
                 break
@@ -202,11 +210,11 @@ class Server:
                     "exited", id=job.id, usage={name: getattr(usage, name) for name in USAGE}, **ending(code)
                 )
         if reaped:
-            self._settle()
+            self._settle(childless)
 
-    def _settle(self) -> None:
+    def _settle(self, childless: bool) -> None:
         """Ends what outlived its job's main process, and tells of the jobs of which nothing is left."""
-        for job in self._jobs.sweep():
+        for job in self._jobs.sweep(childless):
             self._tell("gone", id=job.id, strays=job.strays)
 
     def _look_at_clocks(self) -> None:
