@@ -35,6 +35,11 @@ class FileLock:
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, f"{pid}\n".encode(), 0)
 
+    def forget_former_holder(self) -> None:
+        """Until this holder records itself, nobody is named: a dead process's id may be another's by now."""
+        if os.fstat(self.descriptor).st_size:
+            os.ftruncate(self.descriptor, 0)
+
     def close(self) -> None:
         """Close this process's descriptor. It is never unlocked by name: that would unlock a child's copy too."""
         descriptor, self.descriptor = self.descriptor, -1
@@ -57,6 +62,8 @@ def try_lock(path: Path, *, shared: bool = False) -> FileLock | None:
                 f"{path.parent} is on a file system without locks: set GPULAYER_STATE_DIR to a local folder"
             ) from None
         raise
+    if not shared:
+        lock.forget_former_holder()
     return lock
 
 
@@ -103,4 +110,5 @@ def block_until_free(path: Path) -> FileLock:
     """The exclusive lock, however long that takes: the way to see the end of a process that holds it."""
     lock = FileLock(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     fcntl.flock(lock.descriptor, fcntl.LOCK_EX)
+    lock.forget_former_holder()
     return lock
