@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpulayer_worker.processes.fork_server import ForkServer, environment_for
+from gpulayer_worker.processes.fork_server import ForkServer
+from gpulayer_worker.processes.pool import environment_for
 from gpulayer_worker.runner import proctree
 from tests.support import wait_until
 
@@ -225,3 +226,31 @@ def test_a_fork_server_that_fails_takes_its_jobs_along(bench: Bench) -> None:
     assert handle.wait(PATIENCE_S).lost
     assert is_gone(main)
     assert not bench.server.alive
+
+
+def test_a_job_that_waited_for_imports_when_its_server_was_closed_never_began(
+    tmp_path: Path, packages: Path
+) -> None:
+    (packages / "mine.py").write_text("import time\ntime.sleep(1000)\n")
+
+    with preloading(tmp_path, "mine", path=packages) as bench:
+        handle = bench.function(imported_names)
+        assert isinstance(bench.server, ForkServer)
+        os.kill(bench.server.pid, 19)  # Even one that does not answer at all.
+        bench.server.close(patience_s=0.2)
+
+    ending = handle.wait(PATIENCE_S)
+    assert (ending.lost, ending.refused) == (True, "the fork server ended before it began")
+
+
+def test_jobs_are_told_as_lost_although_clearing_up_fails(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    server = ForkServer(sys.executable, {}, after_loss=fail)
+    handle = Bench(tmp_path, server).shell("sleep 1000")
+    handle.started.result(PATIENCE_S)
+
+    os.kill(server.pid, 9)
+
+    assert handle.wait(PATIENCE_S).lost

@@ -174,14 +174,14 @@ class ForkServer:
             raise TimeoutError("the fork server does not answer")
         return answer
 
-    def close(self) -> None:
-        """Ends every job here and the server; returns when all are gone."""
+    def close(self, patience_s: float = CLOSE_PATIENCE_S) -> None:
+        """Ends every job here and the server, by force if it does not answer; returns when all are gone."""
         with self._lock:
             self._closing = True
             with contextlib.suppress(OSError):
                 self._link.shutdown(socket.SHUT_RDWR)
             thread = self._thread
-        thread.join(CLOSE_PATIENCE_S)
+        thread.join(patience_s)
         if thread.is_alive():
             self._process.kill()
             thread.join(CLOSE_PATIENCE_S)
@@ -348,52 +348,26 @@ class ForkServer:
 
     def _clear_up(self) -> None:
         """Nothing of a lost job may be left when its handle says so."""
-        for _, descriptors in self._held:
-            self._outbox.forget(descriptors)
-        self._held.clear()
-        lost = dict(self._running)
+        with self._lock:
+            lost = dict(self._running)
+            never_sent = {running.handle.id for running, _ in self._held}
+            for _, descriptors in self._held:
+                self._outbox.forget(descriptors)
+            self._held.clear()
+        try:
+            self._end_what_is_left(lost)
+        except Exception:
+            # The handles are resolved all the same: a worker that waits for ever is worse.
+            log.exception("clearing up after a fork server failed")
+        for identifier, running in lost.items():
+            refused = "the fork server ended before it began" if identifier in never_sent else None
+            self._finish(identifier, Ending(running.exit, lost=True, refused=refused))
+        self._selector.close()
+
+    def _end_what_is_left(self, lost: Mapping[str, _Running]) -> None:
         if lost:
             started = [item.handle.started for item in lost.values()]
             sessions = {future.result() for future in started if future.done() and not future.exception()}
             ending.end_jobs(sessions, set(lost))
         if self._after_loss is not None:
             self._after_loss()
-        for identifier, running in lost.items():
-            self._finish(identifier, Ending(running.exit, lost=True))
-        self._selector.close()
-
-
-def environment_for(env: Mapping[str, str], preload: frozenset[str]) -> dict[str, str]:
-    """The part of a job's environment that its fork server must have been started with.
-
-    With imports that is all of it but what differs between any two jobs: libraries read their settings when
-    they are imported. Without, only what the interpreter itself and the loader read at their start.
-    """
-    if preload:
-        return {name: value for name, value in env.items() if not _is_the_jobs_own(name)}
-    return {
-        name: value
-        for name, value in env.items()
-        if name.startswith(READ_AT_EXEC) and not _is_the_jobs_own(name)
-    }
-
-
-READ_AT_EXEC = ("LD_", "DYLD_", "MALLOC_", "GLIBC_TUNABLES", "PYTHON", "LANG", "LC_")
-# What the job's child sets for itself after the fork. PYTHONPATH among them: the fork server never imports
-# the user's own code.
-SET_AFTER_FORK = (
-    "GPULAYER_",
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "HOME",
-    "PYTHONPATH",
-    "PWD",
-    "OLDPWD",
-)
-
-
-def _is_the_jobs_own(name: str) -> bool:
-    return name in SET_AFTER_FORK or name.startswith("GPULAYER_")
-
-
-__all__ = ["MAIN", "ForkServer", "ForkServerGone", "environment_for"]

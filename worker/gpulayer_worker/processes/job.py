@@ -104,8 +104,8 @@ class Ending:
     """How a job ended, told when nothing of its tree is left.
 
     `lost`: what watched over the job died, so `exit` is unknown; a report that came before is kept.
-    `refused`: the job never began, and why. `expired`: it was killed because its lease passed. `strays`: what
-    outlived the main process and was killed.
+    `refused`: the job never began, and why (with `lost`: it was never handed over). `expired`: it was killed
+    because its lease passed. `strays`: what outlived the main process and was ended.
     """
 
     exit: Exit | None

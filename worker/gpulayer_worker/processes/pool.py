@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from .fork_server import ForkServer, ForkServerGone, environment_for
+from .fork_server import ForkServer, ForkServerGone
 from .job import FunctionCall, JobHandle, JobProcess
 
 KEPT_SERVERS = 4
@@ -22,6 +22,19 @@ IDLE_S = 600.0
 TRIES = 3
 # It needs /proc, subreapers and death signals.
 HAS_FORK_SERVER = sys.platform == "linux"
+
+READ_AT_EXEC = ("LD_", "DYLD_", "MALLOC_", "GLIBC_TUNABLES", "PYTHON", "LANG", "LC_")
+# What the job's child sets for itself after the fork. PYTHONPATH among them: the fork server never imports
+# the user's own code.
+SET_AFTER_FORK = (
+    "GPULAYER_",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "HOME",
+    "PYTHONPATH",
+    "PWD",
+    "OLDPWD",
+)
 
 
 @dataclass(frozen=True)
@@ -127,6 +140,25 @@ def key_of(job: JobProcess) -> Key:
         return Key(sys.executable, frozenset(), frozenset())
     env = environment_for(job.env, job.preload)
     return Key(job.python or sys.executable, frozenset(env.items()), job.preload)
+
+
+def environment_for(env: Mapping[str, str], preload: frozenset[str]) -> dict[str, str]:
+    """The part of a job's environment that its fork server must have been started with.
+
+    With imports that is all of it but what differs between any two jobs: libraries read their settings when
+    they are imported. Without, only what the interpreter itself and the loader read at their start.
+    """
+    if preload:
+        return {name: value for name, value in env.items() if not _is_the_jobs_own(name)}
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(READ_AT_EXEC) and not _is_the_jobs_own(name)
+    }
+
+
+def _is_the_jobs_own(name: str) -> bool:
+    return name in SET_AFTER_FORK or name.startswith("GPULAYER_")
 
 
 def launch(
