@@ -21,7 +21,7 @@ from tests.queueing import Hand, signature
 from tests.servers import QueueServer
 from tests.support import wait_until
 
-TIMES = {"lease_s": 4, "heartbeat_s": 0.4, "lease_grace_s": 1}
+SETTINGS = Settings(lease_s=4, heartbeat_s=0.4, lease_grace_s=1)
 NEEDS = build_requirements(queue="default", default_cpus=0)
 
 
@@ -41,7 +41,7 @@ def start() -> Iterator[Callable[[CapabilityBroker], None]]:
 
 @pytest.fixture
 def broker(valkey: Endpoint, namespace: str) -> CapabilityBroker:
-    return CapabilityBroker(valkey, settings=Settings(namespace=namespace, **TIMES))
+    return CapabilityBroker(valkey, settings=SETTINGS.changed(namespace=namespace))
 
 
 def actor(broker: CapabilityBroker) -> tuple[dramatiq.Actor[[], None], threading.Semaphore]:
@@ -60,7 +60,13 @@ def record(queue: Queue, spec: bytes, job_id: str = "") -> str:
 
 
 def damaged(**fields: object) -> bytes:
-    message = {"queue_name": "default", "actor_name": "ring", "args": [], "kwargs": {}, "options": {}}
+    message: dict[str, object] = {
+        "queue_name": "default",
+        "actor_name": "ring",
+        "args": [],
+        "kwargs": {},
+        "options": {},
+    }
     message |= {"message_id": "j_damaged", "message_timestamp": 1, **fields}
     return orjson.dumps(message)
 
@@ -120,14 +126,14 @@ def test_a_server_that_lost_its_functions_is_given_them_again(
     queue_server: Callable[..., QueueServer], start: Callable[[CapabilityBroker], None]
 ) -> None:
     server = queue_server()
-    broker = CapabilityBroker(server.endpoint, settings=Settings(**TIMES))
+    broker = CapabilityBroker(server.endpoint, settings=SETTINGS)
     ring, ran = actor(broker)
     start(broker)
     ring.send()
     assert ran.acquire(timeout=5)
     server.kill()
     server.start()  # without an append-only file: no data, no functions, no worker's record
-    with CapabilityBroker(server.endpoint, settings=Settings(**TIMES)).queue.link as link:
+    with CapabilityBroker(server.endpoint, settings=SETTINGS).queue.link as link:
         Queue(link).submit(submission(ring.message(), NEEDS, 0), NEEDS)
         assert ran.acquire(timeout=10)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import select
 import signal
 import socket
 import sys
-import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from types import FrameType
@@ -26,7 +27,7 @@ from gpulayer_broker.attempts import STALE
 from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.capabilities import Capabilities
 from gpulayer_broker.connection import Endpoint, Link, plain_client
-from gpulayer_broker.errors import ConfigError
+from gpulayer_broker.errors import ConfigError, Unavailable
 from gpulayer_broker.folders import Folders, machine_name
 from gpulayer_broker.keys import Keys, root_of
 from gpulayer_broker.local_facts import own_capabilities, usable_cpus
@@ -66,6 +67,23 @@ class Options:
     node: str = ""
 
 
+class Bell:
+    """Wakes the main thread from anywhere: a signal handler may ring it, where an Event could wait for itself."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+
+    def ring(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._writer, b"x")
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when it was rung, or the time is over."""
+        if select.select([self._reader], [], [], timeout_s)[0]:
+            os.read(self._reader, 4096)
+
+
 class Agent:
     """One worker process."""
 
@@ -78,9 +96,9 @@ class Agent:
         self.started_s = time.time()
         self.home = folders.state / "workers" / digest[:12]
         self._signals = 0
-        self._wake = threading.Event()
+        self._bell = Bell()
+        self._replaced = False
         self._judged: dict[str, bool] = {}
-        self._last_beat_s = 0.0
 
     def _capabilities(self) -> Capabilities:
         return own_capabilities(queues=(DEFAULT_QUEUE,), cpus=self.options.slots, labels=self.options.labels)
@@ -113,9 +131,9 @@ class Agent:
             broker, worker_threads=max(1, self.capabilities.cpus), worker_timeout=POLL_MS
         )
         worker.start()
-        if broker.member is None:  # the boot hook has logged why
+        if broker.member is None:
             worker.stop(timeout=STOP_PATIENCE_MS)
-            return 1
+            raise Unavailable(f"the queue at {self.options.endpoint} did not take this worker: try again")
         log.info(
             "worker %s (%s) takes jobs, %d at once",
             self.options.name,
@@ -186,11 +204,9 @@ class Agent:
         return self._judged[signature]
 
     def _beat_soon(self) -> None:
-        """A heartbeat out of turn, at most one a second."""
-        member = self._broker.member
-        if member is not None and time.monotonic() - self._last_beat_s > 1.0:
-            self._last_beat_s = time.monotonic()
-            member.heartbeat.beat_soon()
+        """A heartbeat out of turn."""
+        if self._broker.member is not None:
+            self._broker.member.heartbeat.beat_soon()
 
     def _extend_leases(self, until_s: float) -> None:
         member = self._broker.member
@@ -214,20 +230,23 @@ class Agent:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
-        self._wake.set()
+        self._bell.ring()
 
     def _superseded(self) -> None:
         """Another process is this worker now: what runs here is ended, nobody will hear of it."""
+        if self._replaced:
+            return
+        self._replaced = True
         log.error("worker %s was started again elsewhere: this one stops", self.options.name)
         member = self._broker.member
         for attempt in member.attempts.all() if member else ():
             attempt.stop(STALE)
         self._signals += 1
-        self._wake.set()
+        self._bell.ring()
 
     def _until_stopped(self, member: Member, shop: Workshop) -> None:
         while not self._signals:
-            self._wake.wait(TIDY_EVERY_S)
+            self._bell.wait(TIDY_EVERY_S)
             shop.pool.tidy()
 
     def _stop(self, worker: dramatiq.Worker, member: Member, shop: Workshop) -> None:
@@ -235,8 +254,7 @@ class Agent:
         log.info("stopping: finishing %d jobs", len(member.attempts))
         member.drain()
         while len(member.attempts) and self._signals < 2:
-            self._wake.clear()
-            self._wake.wait(0.05)
+            self._bell.wait(0.05)
         for attempt in member.attempts.all():
             attempt.stop(RETURNED)
         worker.stop(timeout=STOP_PATIENCE_MS)

@@ -29,8 +29,10 @@ from gpulayer_broker.store.tree import Manifest
 from gpulayer_broker.store.unpack import load_manifest, unpack
 from gpulayer_worker.cleaner import Cleaner
 from gpulayer_worker.grant import Folders, Grant, job_environment, nvidia_library_folders
-from gpulayer_worker.logs import JobLog, Logs
+from gpulayer_worker.joblog import JobLog
+from gpulayer_worker.logs import Logs
 from gpulayer_worker.outputs import gather
+from gpulayer_worker.processes.fork_server import ForkServerGone
 from gpulayer_worker.processes.job import Ending, FunctionCall, JobHandle, JobProcess
 from gpulayer_worker.processes.pool import Pool
 from gpulayer_worker.scratch import Scratch, make_scratch
@@ -71,17 +73,26 @@ class Run:
 
     def outcome(self) -> Outcome:
         """Runs it; what it came to."""
-        needs = decode_requirements(self.spec.requirements)
+        try:
+            needs = decode_requirements(self.spec.requirements)
+        except GpulayerError as error:
+            return failed("undecodable", type(error).__name__, str(error))
         if not self.shop.fits(self.attempt.grant.signature, needs):
             return Outcome("released", "unfit")
-        scratch = make_scratch(self.shop.scratch, self.attempt.id, self.attempt.grant.attempt)
+        try:
+            scratch = make_scratch(self.shop.scratch, self.attempt.id, self.attempt.grant.attempt)
+        except OSError as error:
+            return cannot_start(error)
         try:
             return self._in_scratch(scratch, needs)
         finally:
             self.shop.cleaner.remove(scratch.root)
 
     def _in_scratch(self, scratch: Scratch, needs: Requirements) -> Outcome:
-        job_log, writers = self.shop.logs.open(self.attempt.id, self.attempt.token, scratch.file("log"))
+        try:
+            job_log, writers = self.shop.logs.open(self.attempt.id, self.attempt.token, scratch.file("log"))
+        except OSError as error:
+            return cannot_start(error)
         try:
             try:
                 self._prepare(scratch)
@@ -89,7 +100,10 @@ class Run:
                     return early
                 handle = self._start(scratch, needs, writers)
             except (GpulayerError, OSError) as error:
-                return failed("cannot_start", type(error).__name__, str(error))
+                return cannot_start(error)
+            except ForkServerGone as error:
+                log.warning("job %s: %s", self.attempt.id, error)
+                return self._stopped_before_start() or Outcome("released", "lost")
             finally:
                 for writer in writers:
                     os.close(writer)
@@ -222,7 +236,7 @@ class Run:
         if self.attempt.stopped.is_set() and not (ending.report and ending.report.ok):
             return self._stopped_outcome()
         if ending.expired or (ending.lost and ending.report is None):
-            return Outcome("released", "lost")
+            return Outcome("released", "returned" if ending.refused else "lost")
         if ending.refused is not None:
             return failed("cannot_start", "CannotStart", ending.refused)
         if self.timed_out and not (ending.report and ending.report.ok):
@@ -258,13 +272,16 @@ class Run:
         return failed(reason, kind, str(header.get("message", "")), str(header.get("traceback", "")), **more)
 
     def _result(self, kind: str, data: bytes, file: str | None) -> Outcome:
-        if file is not None:
-            path = Path(file)
-            if path.stat().st_size > RESULT_INLINE_BYTES:
-                sha, size = self.store.put_file(path)
-                return succeeded("blob", dumps({"sha256": sha, "size": size, "kind": kind}))
-            data = path.read_bytes()
-        return succeeded(kind, data)
+        if file is None:
+            return succeeded(kind, data)
+        path = Path(file)
+        try:
+            if path.stat().st_size <= RESULT_INLINE_BYTES:
+                return succeeded(kind, path.read_bytes())
+            sha, size = self.store.put_file(path)
+        except (GpulayerError, OSError) as error:
+            return failed("result_error", type(error).__name__, f"the result cannot be kept: {error}")
+        return succeeded("blob", dumps({"sha256": sha, "size": size, "kind": kind}))
 
     def _fields(self, ending: Ending, scratch: Scratch, job_log: JobLog) -> dict[str, Arg]:
         fields: dict[str, Arg] = {}
@@ -283,6 +300,8 @@ class Run:
             usage = ending.exit.usage
             cpu_s = round(usage.user_s + usage.system_s, 6)
             fields["usage"] = dumps({"cpu_s": cpu_s, "max_rss_bytes": usage.max_rss_bytes})
+        if job_log.dropped:
+            self.notes.append(f"{job_log.dropped} bytes of the log were not kept")
         if self.notes:
             import orjson
 
@@ -296,6 +315,10 @@ def succeeded(kind: str, data: bytes) -> Outcome:
 
 def failed(reason: str, kind: str, message: str, traceback: str = "", **more: Any) -> Outcome:
     return Outcome("failed", reason, {"error": error_field(kind, message, traceback, **more)})
+
+
+def cannot_start(error: Exception) -> Outcome:
+    return failed("cannot_start", type(error).__name__, str(error))
 
 
 def command_outcome(ending: Ending, what: str = "the command ended") -> Outcome:
