@@ -59,7 +59,9 @@ def _made(folder: Path) -> Path:
 
 def _move_in(source: Path, dest: Path) -> None:
     """Moves the entries of one folder into another: folders are merged, files and links replaced."""
-    for entry in os.scandir(source):
+    with os.scandir(source) as found:
+        entries = list(found)
+    for entry in entries:
         place = dest / entry.name
         if entry.is_dir(follow_symlinks=False):
             if place.is_symlink() or (place.exists() and not place.is_dir()):

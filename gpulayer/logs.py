@@ -17,7 +17,7 @@ from gpulayer.session import Session
 from gpulayer_broker import functions
 from gpulayer_broker.connection import Link
 from gpulayer_broker.errors import QueueUnreachable
-from gpulayer_broker.job import QUEUED, RUNNING, JobRecord
+from gpulayer_broker.job import QUEUED, JobRecord
 from gpulayer_broker.units import format_size
 
 OUT, ERR = "out", "err"
@@ -153,9 +153,17 @@ class _Follower:
                     link = self._reconnected()
                 if tail.ended and not self._over:
                     tail = self._next_attempt(tail)
-            yield from tail.rest(self._session, link, self._job_id)
+            yield from self._remaining(link, tail)
         finally:
             link.close()
+
+    def _remaining(self, link: Link, tail: _Tail) -> Iterator[Piece]:
+        """What was written before the end: by the attempt that was followed, and by any after it."""
+        record = self._record()
+        yield from self._announce(record)
+        yield from tail.rest(self._session, link, self._job_id)
+        for attempt in range(tail.attempt + 1, record.attempt + 1):
+            yield from _Tail(attempt, self._rank).rest(self._session, link, self._job_id)
 
     def _reconnected(self) -> Link:
         self._session.healed()
@@ -171,7 +179,7 @@ class _Follower:
 
     def _announce(self, record: JobRecord) -> Iterator[Piece]:
         """Says once an attempt on which worker it runs."""
-        if record.state == RUNNING and record.attempt > self._announced:
+        if record.state != QUEUED and record.attempt > self._announced:
             self._announced = record.attempt
             yield Piece(STARTED, record.worker.encode())
 
@@ -206,4 +214,4 @@ class _Follower:
         if record.final:
             self._over = True
             return tail
-        return _Tail(max(tail.attempt + 1, record.attempt), self._rank)
+        return _Tail(tail.attempt + 1, self._rank)

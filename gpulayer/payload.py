@@ -59,15 +59,19 @@ def dumps(value: Any, label: str) -> bytes:
     """The pickle of a value; NotPicklable names what is in the way."""
     try:
         return _cloudpickled(value)
-    except RecursionError:
-        raise NotPicklable(f"{label} cannot travel: it is nested too deep to be pickled") from None
     except Exception as error:  # noqa: BLE001 - a value's own __reduce__ may raise anything
+        if _is_too_deep(error):
+            raise NotPicklable(f"{label} cannot travel: it is nested too deep to be pickled") from None
         where, what, why = offender(value, label, _cloudpickled)
         kind = type(what).__qualname__
         raise NotPicklable(
             f"{where} ({kind}) cannot travel: {why or error}; make it inside the function, or leave it out",
             value=where,
         ) from None
+
+
+def _is_too_deep(error: Exception) -> bool:
+    return isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
 
 
 def _cloudpickled(value: Any) -> bytes:

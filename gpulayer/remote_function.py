@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from gpulayer.by_value import is_local
 from gpulayer.client import Client, default_client
@@ -21,7 +21,6 @@ from gpulayer_broker.errors import UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-X = TypeVar("X")
 
 
 class RemoteFunction(Generic[P, R]):
@@ -57,13 +56,19 @@ class RemoteFunction(Generic[P, R]):
         merged: RemoteOptions = {**self._options, **changes}
         return RemoteFunction(self.__wrapped_by_remote__, merged)
 
+    @overload
     def map(
-        self: RemoteFunction[Concatenate[X, ...], R],
-        xs: Iterable[X],
-        *,
-        return_exceptions: bool = False,
-        max_in_flight: int = 1000,
-    ) -> MapResult[R]:
+        self, xs: Iterable[Any], *, return_exceptions: Literal[False] = False, max_in_flight: int = 1000
+    ) -> MapResult[R]: ...
+
+    @overload
+    def map(
+        self, xs: Iterable[Any], *, return_exceptions: bool, max_in_flight: int = 1000
+    ) -> MapResult[R | Exception]: ...
+
+    def map(
+        self, xs: Iterable[Any], *, return_exceptions: bool = False, max_in_flight: int = 1000
+    ) -> MapResult[R] | MapResult[R | Exception]:
         """Submits one call for each item: all of them before it returns, if `xs` has a length.
 
         >>> square.map(range(100)).results()
@@ -71,13 +76,23 @@ class RemoteFunction(Generic[P, R]):
         calls: Iterator[Arguments] = (((x,), {}) for x in xs)
         return self._mapped(calls, isinstance(xs, Sized), return_exceptions, max_in_flight)
 
+    @overload
     def starmap(
         self,
         xs: Iterable[Iterable[Any]],
         *,
-        return_exceptions: bool = False,
+        return_exceptions: Literal[False] = False,
         max_in_flight: int = 1000,
-    ) -> MapResult[R]:
+    ) -> MapResult[R]: ...
+
+    @overload
+    def starmap(
+        self, xs: Iterable[Iterable[Any]], *, return_exceptions: bool, max_in_flight: int = 1000
+    ) -> MapResult[R | Exception]: ...
+
+    def starmap(
+        self, xs: Iterable[Iterable[Any]], *, return_exceptions: bool = False, max_in_flight: int = 1000
+    ) -> MapResult[R] | MapResult[R | Exception]:
         """As `map`, each item being all positional arguments of its call.
 
         >>> power.starmap([(2, 3), (3, 2)]).results()

@@ -1,0 +1,49 @@
+"""A client on the real queue server, and a worker by hand beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpulayer import client as clients
+from gpulayer.client import Client
+from gpulayer_broker.connection import Endpoint, Link
+from tests.queueing import Hand
+from tests.sdk.benches import Bench
+
+
+@pytest.fixture
+def address(valkey: Endpoint, namespace: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The queue's URL, with the environment set so that clients use this test's namespace."""
+    monkeypatch.setenv("GPULAYER_NAMESPACE", namespace)
+    monkeypatch.setenv("GPULAYER_REDIS_URL", valkey.url)
+    return valkey.url
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Client]:
+    with Client(redis=address) as client:
+        yield client
+
+
+@pytest.fixture
+def trusting(address: str) -> Iterator[Client]:
+    """A client that unpickles what workers send, as on the private set-up."""
+    with Client(redis=address, trust_workers=True) as client:
+        yield client
+
+
+@pytest.fixture
+def bench(link: Link, root: str, namespace: str) -> Bench:
+    return Bench(Hand(link, root), namespace)
+
+
+@pytest.fixture
+def remotely(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Remote functions go to this test's namespace."""
+    defaults: dict[str | None, Client] = {}
+    monkeypatch.setattr(clients, "_defaults", defaults)
+    yield
+    for client in defaults.values():
+        client.close()

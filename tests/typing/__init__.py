@@ -1,0 +1,1 @@
+"""Files that must type-check against the public API, or must not."""

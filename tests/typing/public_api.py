@@ -1,0 +1,59 @@
+"""Uses of the public API: what is ignored must be that error to a type checker, and nothing else may be one.
+
+mypy in strict mode reports an `ignore` that hides nothing, so this file passes only if both hold.
+"""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+import gpulayer as gl
+
+
+@gl.remote
+def double(n: int) -> int:
+    return 2 * n
+
+
+@gl.remote(accelerator="cuda", gpus=2, gpu_memory="24GB", frameworks={"torch": ">=2.4"}, timeout="1h")
+def train(rate: float, *, epochs: int = 1) -> str:
+    return f"{rate} {epochs}"
+
+
+def calls() -> None:
+    assert_type(double(3), int)
+    assert_type(double.delay(3), gl.Job[int])
+    assert_type(double.delay(3).result(timeout=1), int)
+    assert_type(train.delay(0.1, epochs=3).result(), str)
+    assert_type(double.options(priority="high").delay(3), gl.Job[int])
+    double("x")  # type: ignore[arg-type]
+    double.delay("x")  # type: ignore[arg-type]
+    double.delay()  # type: ignore[call-arg]
+    train.delay(0.1, 3)  # type: ignore[call-arg]
+    train.delay(0.1, epoch=3)  # type: ignore[call-arg]
+    double.options(prioritie="high")  # type: ignore[call-arg]
+
+
+def maps() -> None:
+    results = double.map([1, 2, 3])
+    assert_type(results, gl.MapResult[int])
+    assert_type(results.results(), list[int])
+    assert_type(double.map([1], return_exceptions=True).results(), list[int | Exception])
+    for job in results.as_completed():
+        assert_type(job, gl.Job[int])
+
+
+async def awaits() -> None:
+    assert_type(await double.delay(3), int)
+
+
+def clients() -> None:
+    with gl.Client() as client:
+        assert_type(client.submit(["python", "train.py"], source="."), gl.Job[None])
+        assert_type(client.submit(len, args=("abc",)), gl.Job[int])
+        client.submit(["true"], gpus="two")  # type: ignore[call-overload]
+    gl.Client(42)  # type: ignore[arg-type]
+
+
+@gl.remote(gpus="two")  # type: ignore[call-overload, untyped-decorator]
+def wrong() -> None: ...
