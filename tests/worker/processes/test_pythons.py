@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 from gpulayer_worker.processes.bundle import fallback_folders
 from gpulayer_worker.processes.fork_server import ForkServer
+from gpulayer_worker.processes.spawn import SpawnStarter
 
 from .bench import PATIENCE_S, Bench, error, pickled, value
 
@@ -91,3 +93,22 @@ def test_the_stand_in_for_gpulayer_serves_where_the_package_is_missing(elsewhere
     assert seen == [{"done": 1.0, "total": 2.0}]
     told = error(elsewhere.start(refused, env=env).wait(PATIENCE_S))
     assert "install gpulayer in its Python" in told["message"]
+
+
+@pytest.mark.parametrize("spawned", [False, True])
+def test_an_older_cloudpickle_of_the_jobs_python_is_passed_over(tmp_path: Path, spawned: bool) -> None:
+    old = tmp_path / "site"
+    (old / "cloudpickle").mkdir(parents=True)
+    (old / "cloudpickle" / "__init__.py").write_text('__version__ = "1.6.0"\n')
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (packages / "old.pth").write_text(f"{old}\n")
+    python, brought = str(tmp_path / "venv/bin/python"), fallback_folders(tmp_path / "state")
+
+    server = SpawnStarter(python, brought) if spawned else ForkServer(python, {}, fallback_path=brought)
+    try:
+        ending = Bench(tmp_path, server).run(lambda: sys.modules["cloudpickle"].__version__)
+    finally:
+        server.close()
+
+    assert value(ending) == cloudpickle.__version__

@@ -1,6 +1,7 @@
 """The folder that is brought along for a job's Python: cloudpickle, for where it is missing.
 
-It goes to the very end of the path, so that what the job's Python has itself comes first.
+It goes to the very end of the path, so that what the job's Python has itself comes first; only a cloudpickle older than
+the brought one is passed over.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ READ_AT_EXEC = ("LD_", "DYLD_", "MALLOC_", "GLIBC_TUNABLES", "PYTHON", "LANG", "
 # What the job's child sets for itself after the fork. PYTHONPATH among them: the fork server never imports
 # the user's own code.
 SET_AFTER_FORK = (
-    "GPULAYER_",
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
     "HOME",

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from . import report
+from . import preload, report
 
 INTERRUPTED = 130
 # Names that only a pickle by value holds: code does not survive a change of Python's minor version.
@@ -61,10 +61,17 @@ def _prepare(spec: dict[str, Any]) -> None:
     sys.argv = [str(spec.get("name", "function"))]
     extra = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:0] = [os.getcwd(), *(entry for entry in extra if entry not in sys.path)]
-    sys.path.extend(entry for entry in spec.get("fallback_path", []) if entry not in sys.path)
+    _bring(spec.get("fallback_path", []))
     # A crash in native code leaves at least the Python stack in the log.
     faulthandler.enable()
     _reseed()
+
+
+def _bring(folders: list[str]) -> None:
+    """What a fork server has done before its forks: the brought folders at the end of the path, cloudpickle."""
+    if folders:
+        sys.path.extend(folders)
+        preload.bring_cloudpickle(folders)
 
 
 def _reseed() -> None:

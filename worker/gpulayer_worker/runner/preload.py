@@ -10,6 +10,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -33,6 +34,45 @@ def load(names: list[str]) -> tuple[list[str], dict[str, str]]:
     gc.collect()
     gc.freeze()
     return imported, failed
+
+
+def bring_cloudpickle(folders: list[str]) -> None:
+    """Imports cloudpickle: this Python's own, or the brought one where that is missing or older.
+
+    An older cloudpickle cannot read what a newer one has written.
+    """
+    own = _own_version()
+    for folder in folders:
+        brought = _version_in(os.path.join(folder, "cloudpickle", "__init__.py"))
+        if brought > own:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "cloudpickle"]:
+                del sys.modules[name]
+            sys.path.insert(0, folder)
+            try:
+                importlib.import_module("cloudpickle")
+            finally:
+                sys.path.remove(folder)
+            return
+
+
+def _own_version() -> tuple[int, ...]:
+    try:
+        return _numbers(str(importlib.import_module("cloudpickle").__version__))
+    except Exception:  # noqa: BLE001 - a broken copy is as good as none
+        return ()
+
+
+def _version_in(path: str) -> tuple[int, ...]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = re.search(r"""__version__ = ["']([^"']+)""", file.read())
+    except OSError:
+        return ()
+    return _numbers(found.group(1)) if found else ()
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def is_installed(name: str) -> bool:

@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import warnings
 from typing import Any
 
@@ -26,7 +27,7 @@ from .jobs import Job, Jobs
 LOOK_AT_LEASES_S = 5.0
 LAST_WAIT_S = 0.05
 # What nearly every function's call imports, so that no child has to.
-BASE_MODULES = ["cloudpickle", "tempfile", "random"]
+BASE_MODULES = ["tempfile", "random"]
 USAGE = ("ru_utime", "ru_stime", "ru_maxrss")
 
 
@@ -275,6 +276,7 @@ def serve(descriptor: int) -> int:
     os.closerange(descriptor + 1, 1024)
     proctree.become_subreaper()
     os.chdir("/")
+    preload.bring_cloudpickle(sys.argv[3:])
     preload.load(BASE_MODULES)
     # What an import prints goes to the worker's log; a job gets a stdout of its own.
     os.dup2(2, 1)
