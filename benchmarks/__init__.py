@@ -1,1 +1,1 @@
-"""Measurements, side by side with a peer in one run where there is one. Nothing here is asserted; tests bound counts."""
+"""Measurements, side by side with a peer in one run where there is one; nothing is asserted, tests bound counts."""

@@ -87,4 +87,6 @@ def save(name: str, results: Any, folder: str | None) -> None:
         return
     place = Path(__file__).parent / "results" / folder
     place.mkdir(parents=True, exist_ok=True)
-    (place / f"{name}.json").write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+    (place / f"{name}.json").write_text(
+        json.dumps({"machine": machine(), "results": results}, indent=1) + "\n"
+    )

@@ -1,8 +1,8 @@
-"""What a submit costs, against the length of the queue and the number of signatures, beside a PING and Dramatiq's own broker.
+"""What a submit costs, against queued jobs and signatures, beside a PING and Dramatiq's own broker.
 
     python benchmarks/submit_queue.py [--quick] [--save FOLDER]
 
-One client, one warm connection to the embedded server. PING and Dramatiq's stock Redis broker are measured in the same run.
+One client, one warm connection to the embedded server; PING and Dramatiq's stock Redis broker in the same run.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def main() -> None:
     lengths = [0, 1_000, 100_000] + ([] if args.quick else [1_000_000])
     rows: list[dict[str, Any]] = []
     print(machine())
-    print(f"{'queued':>9} {'sigs':>5} {'PING us':>8} {'submit us':>10} {'ratio':>6} {'server us':>10} {'piped us':>9}")
+    print(
+        f"{'queued':>9} {'sigs':>5} {'PING us':>8} {'submit us':>10} {'ratio':>6} {'server us':>10} {'piped us':>9}"
+    )
     with own_queue() as (endpoint, queue):
         empty, have = memory(queue), 0
         for length in lengths:
@@ -108,7 +110,9 @@ def main() -> None:
         show(rows[-1])
         peer = dramatiq_us(endpoint)
         ours = rows[-1]["submit_us"]
-    print(f"Dramatiq 2.2 on the same server: {peer:.0f} us a send; ours {ours:.0f} us, {ours / peer:.2f} of it")
+    print(
+        f"Dramatiq 2.2 on the same server: {peer:.0f} us a send; ours {ours:.0f} us, {ours / peer:.2f} of it"
+    )
     save("submit_queue", {"rows": rows, "dramatiq_send_us": peer}, args.save)
 
 

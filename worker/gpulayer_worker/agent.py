@@ -53,6 +53,7 @@ log = logging.getLogger("gpulayer")
 TIDY_EVERY_S = 30.0
 STOP_PATIENCE_MS = 30_000
 POLL_MS = 500
+LOCK_PATIENCE_S = 2.0  # whoever asks whether a worker lives holds its lock for a moment
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Agent:
 
     def run(self) -> int:
         """Works until asked to stop; the process' exit code."""
-        lock = locks.try_lock(self.folders.worker_lock(self.options.name))
+        lock = locks.wait_lock(self.folders.worker_lock(self.options.name), LOCK_PATIENCE_S)
         if lock is None:
             raise ConfigError(
                 f"a worker named {self.options.name!r} already runs here: give this one another --name"
