@@ -38,6 +38,7 @@ class Job:
     lease_ms: int = 0
     granted_ms: int = 0
     cancel: bool = False
+    reported: bool = False
     watchers: set[str] = field(default_factory=set)
 
     @property
@@ -134,6 +135,7 @@ class Model:
         if not self.holds(job_id, token):
             return "already" if token and j.ended_token == token else "stale"
         self._forgive(j.worker)
+        j.reported = True
         if j.cancel and verdict != SUCCEEDED:
             self._finish(j, CANCELLED)
             answer = "cancelled"
@@ -153,6 +155,7 @@ class Model:
         j = self.jobs[job_id]
         if not self.holds(job_id, token):
             return "already" if token and j.ended_token == token else "stale"
+        j.reported = True
         if how == "unfit":
             self.fits[self.workers[j.worker].machine.class_id].pop(j.s.signature, None)
         if how == "lost":
@@ -279,7 +282,8 @@ class Model:
             self._event(j)
 
     def _detach(self, j: Job) -> None:
-        j.ended_token, j.token = j.token, ""
+        j.ended_token, j.token = (j.token if j.reported else ""), ""
+        j.reported = False
 
     def _finish(self, j: Job, state: str) -> None:
         if j.runs:

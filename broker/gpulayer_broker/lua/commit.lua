@@ -56,6 +56,7 @@ local function verdict_of(P, j, A, fields, blocks, now)
   if not H.holds(j, A[2]) then
     return j and A[2] ~= '' and j.ended_token == A[2] and 'already' or 'stale'
   end
+  j.reported = true
   local ended = end_attempt(P, j, A, fields, now)
   redis.call('DEL', P .. 'deaths:' .. j.worker)
   for _, b in ipairs(blocks) do

@@ -29,10 +29,11 @@ function H.close_log(P, j)
   end
 end
 
--- takes an attempt off its worker and its devices; nothing of it may report afterwards
+-- takes an attempt off its worker and its devices; nothing of it may report afterwards. Only a holder that ended it itself
+-- (j.reported) is answered `already` when it repeats its call: who was taken for lost is stale
 function H.detach(P, j, now)
   local useful = H.free(P, j, j.id .. '/' .. j.token)
-  redis.call('HSET', H.job(P, j.id), 'token', '', 'ended_token', j.token)
+  redis.call('HSET', H.job(P, j.id), 'token', '', 'ended_token', j.reported and j.token or '')
   if useful then H.poke_siblings(P, j.node, j.worker, now) end
 end
 

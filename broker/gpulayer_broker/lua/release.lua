@@ -8,6 +8,7 @@ register('release', {'allow-oom'}, function(K, A)
   if A[3] ~= 'returned' and A[3] ~= 'lost' and A[3] ~= 'unfit' then return H.refuse('release', A[3]) end
   local j = H.load(P, A[1])
   if not H.holds(j, A[2]) then return {j and A[2] ~= '' and j.ended_token == A[2] and 'already' or 'stale'} end
+  j.reported = true
   local worker = j.worker
   local state
   if A[3] == 'unfit' then

@@ -1,0 +1,169 @@
+"""Workers and clients that race and die: threads and processes with links of their own, on one namespace.
+
+`python -m tests.rules.crowd SOCKET ROOT WORKER` is a worker process: it claims one job at a time, writes one piece of log, says on
+its output what it holds, and commits; until it is killed or its input ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulayer_broker import functions as fn
+from gpulayer_broker.connection import Endpoint, Link
+from gpulayer_broker.errors import QueueUnreachable
+from gpulayer_broker.functions import DeviceLot
+from tests import snapshot
+from tests.checker import violations
+from tests.queueing import Hand, Machine, signature
+from tests.snapshot import Snapshot
+from tests.support import wait_until
+
+CPU = signature()
+REPOSITORY = Path(__file__).parents[2]
+FINAL = ("succeeded", "failed", "cancelled", "timed_out")
+
+
+@dataclass
+class Place:
+    """A namespace of a server, to which anybody opens a link of their own."""
+
+    endpoint: Endpoint
+    root: str
+
+    @contextlib.contextmanager
+    def hand(self) -> Iterator[Hand]:
+        with Link(self.endpoint) as link:
+            yield Hand(link, self.root)
+
+    def look(self) -> Snapshot:
+        with Link(self.endpoint) as link:
+            return snapshot.read(link, self.root)
+
+    def check(self) -> Snapshot:
+        """The snapshot, in which every invariant holds."""
+        seen = self.look()
+        assert violations(seen) == []
+        return seen
+
+
+def together(*works: Callable[[], object]) -> None:
+    """Runs all at once, each in a thread; the first error is raised when all have ended."""
+    barrier, errors = threading.Barrier(len(works)), list[BaseException]()
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            barrier.wait()
+            work()
+        except BaseException as error:  # noqa: BLE001 - handed to the test's own thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
+
+
+class Process:
+    """A worker process; `lines` is what it has said."""
+
+    def __init__(self, place: Place, worker: str, pause_at: str = "") -> None:
+        command = [sys.executable, "-m", "tests.rules.crowd", place.endpoint.path, place.root, worker, pause_at]
+        self.process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+
+    def said(self, word: str, times: int = 1) -> None:
+        wait_until(
+            lambda: sum(line.startswith(word) for line in self.lines) >= times, 20, f"the worker says {word}", every=0.002
+        )
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def go_on(self) -> None:
+        """Past the place at which it was told to pause."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go on\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        """SIGKILL, and everything is over when this returns."""
+        self.process.kill()
+        self.process.wait(20)
+        self._reader.join(20)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextlib.contextmanager
+def processes(place: Place, *workers: str, pause_at: str = "") -> Iterator[list[Process]]:
+    """Worker processes that are gone afterwards, whatever happens."""
+    started: list[Process] = []
+    try:
+        for worker in workers:
+            started.append(Process(place, worker, pause_at))
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+
+
+def lose_all(hand: Hand) -> None:
+    """Every lease has run out, and somebody looks."""
+    for job in hand.link.call("ZRANGE", hand.key("leases"), 0, -1):
+        hand.expire(job.decode())
+    hand.tick()
+
+
+def finish_all(hand: Hand, machine: Machine) -> None:
+    """Works alone until nothing waits."""
+    while grants := hand.claim(machine, 1):
+        hand.commit(machine, grants[0])
+
+
+def lots(count: int) -> tuple[DeviceLot, ...]:
+    return tuple(DeviceLot(f"GPU-{n}", 0, 0, 10_000) for n in range(count))
+
+
+def work(endpoint: Endpoint, root: str, worker: str, pause_at: str) -> None:
+    """The worker process."""
+    with Link(endpoint) as link:
+        hand = Hand(link, root)
+        machine = hand.machine(worker, slots=1)
+        print("ready", flush=True)
+        while True:
+            for grant in hand.claim(machine, 1):
+                print("holds", grant.id, grant.token, flush=True)
+                if pause_at == "holds":
+                    sys.stdin.readline()
+                answers = [hand.run(fn.log(grant.id, grant.token, 0, "out", 0, b"x"))]
+                answers.append(hand.run(fn.checkpoint(grant.id, grant.token, worker)))
+                renewed = hand.renew(machine)
+                answers.append("stale" if grant.id in renewed.stale else "ok")
+                if pause_at == "holds":
+                    answers.append(hand.run(fn.release(grant.id, grant.token, "lost")))
+                answers.append(hand.commit(machine, grant, fields={"result": worker.encode()}).verdict)
+                print("ended", *answers, flush=True)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(QueueUnreachable, KeyboardInterrupt):
+        work(Endpoint.unix(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4])

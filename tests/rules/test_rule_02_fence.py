@@ -1,0 +1,64 @@
+"""Rule 2: a result, error or retry is accepted only from the current attempt. A zombie's report is refused."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from gpulayer_broker import functions as fn
+from gpulayer_broker.functions import Ending
+from tests.rules.crowd import CPU, Place, lose_all, processes, together
+
+pytestmark = pytest.mark.rule_02
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_stopped_worker_that_wakes_after_its_lease_moved_on_is_stale_on_every_verb(place: Place, settled: bool) -> None:
+    """SIGSTOP while it holds a job; another worker takes the job (and ends it); SIGCONT."""
+    with place.hand() as hand, processes(place, "zombie", pause_at="holds") as (zombie,):
+        zombie.said("ready")
+        job = hand.submit(CPU)
+        zombie.said("holds")
+        zombie.signal(signal.SIGSTOP)
+        lose_all(hand)
+        other = hand.machine("w2")
+        (grant,) = hand.claim(other, 1)
+        if settled:
+            hand.commit(other, grant, fields={"result": b"mine"})
+        before = place.look().job(job)
+
+        zombie.signal(signal.SIGCONT)
+        zombie.go_on()
+        zombie.said("ended")
+
+        assert zombie.lines[-1].split() == ["ended", "stale", "stale", "stale", "stale", "stale"]
+        assert place.check().job(job) == before
+        if not settled:
+            assert hand.commit(other, grant, fields={"result": b"mine"}).verdict == "ok"
+        assert hand.get(job, "result") == "mine"
+
+
+def test_of_two_attempts_that_report_at_once_only_the_current_one_counts(place: Place) -> None:
+    with place.hand() as hand:
+        two = hand.machine("w2")
+        for n in range(40):
+            job = hand.submit(CPU)
+            (old,) = hand.claim(hand.machine(f"lost{n}"), 1)
+            lose_all(hand)
+            (new,) = hand.claim(two, 1)
+            answers: dict[str, str] = {}
+            lock = threading.Lock()
+
+            def report(name: str, token: str) -> None:
+                with place.hand() as mine:
+                    verdict = mine.run(fn.commit(Ending(job, token, "succeeded", fields={"result": name}))).verdict
+                with lock:
+                    answers[name] = verdict
+
+            together(lambda t=old.token: report("old", t), lambda t=new.token: report("new", t))  # type: ignore[misc]
+
+            assert (answers["new"], hand.get(job, "result")) == ("ok", "new")
+            assert answers["old"] == "stale"
+    place.check()
