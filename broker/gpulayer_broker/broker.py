@@ -35,11 +35,10 @@ from gpulayer_broker.capabilities import Capabilities
 from gpulayer_broker.connection import Endpoint, Link
 from gpulayer_broker.consumer import CapabilityConsumer, Delivery
 from gpulayer_broker.errors import QueueUnreachable
-from gpulayer_broker.functions import Submission
 from gpulayer_broker.job import QUEUED
 from gpulayer_broker.local_facts import own_capabilities
 from gpulayer_broker.member import Callbacks, Identity, Member
-from gpulayer_broker.outbox import Outbox
+from gpulayer_broker.outbox import Outbox, submission
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements, build_requirements
 from gpulayer_broker.settings import Settings
@@ -108,7 +107,7 @@ class CapabilityBroker(Broker):
         self._connecting = threading.Lock()
         self._processing = threading.local()
         self.member: Member | None = None
-        self.delivery = Delivery(self)
+        self.delivery = Delivery(self.queues)
         self.add_middleware(Needs())
 
     def _address(self) -> str:
@@ -254,20 +253,6 @@ class CapabilityBroker(Broker):
         return [record.id for record in records if record and record.queue == queue_name]
 
 
-def submission(message: Message[Any], needs: Requirements, delay_ms: int, owner: str = "local") -> Submission:
-    """A message as it enters the queue."""
-    return Submission(
-        id=message.message_id,
-        signature=needs.signature,
-        spec=message.encode(),
-        owner=owner,
-        queue=message.queue_name,
-        delay_ms=delay_ms,
-        kind="message",
-        name=message.actor_name,
-    )
-
-
 @contextmanager
 def _as_dramatiq() -> Iterator[None]:
     """A queue that cannot be reached is what Dramatiq calls a failed connection; it knows how to retry that."""
@@ -277,4 +262,4 @@ def _as_dramatiq() -> Iterator[None]:
         raise ConnectionFailed(str(error)) from error
 
 
-__all__ = ["REQUIREMENT_OPTIONS", "CapabilityBroker", "submission"]
+__all__ = ["REQUIREMENT_OPTIONS", "CapabilityBroker"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import queue
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dramatiq.broker import Consumer, MessageProxy
 from dramatiq.errors import ConnectionFailed
@@ -23,10 +23,7 @@ from gpulayer_broker.connection import ReplyError
 from gpulayer_broker.errors import GpulayerError, NotAllowed, Unavailable
 from gpulayer_broker.functions import Arg, Ending
 from gpulayer_broker.member import Member
-from gpulayer_broker.outbox import Outbox
-
-if TYPE_CHECKING:
-    from gpulayer_broker.broker import CapabilityBroker
+from gpulayer_broker.outbox import Outbox, submission
 
 log = logging.getLogger("gpulayer")
 
@@ -56,8 +53,8 @@ class CapabilityMessage(MessageProxy):
 class Delivery:
     """Between the claimer and the consumers: messages by logical queue, and the way back."""
 
-    def __init__(self, broker: CapabilityBroker) -> None:
-        self.broker = broker
+    def __init__(self, queues: Collection[str]) -> None:
+        self.queues = queues
         self.member: Member | None = None
         self._waiting: defaultdict[str, queue.SimpleQueue[CapabilityMessage]] = defaultdict(queue.SimpleQueue)
 
@@ -68,7 +65,7 @@ class Delivery:
         """A grant arrives; one that cannot be read is set aside at once and the queue goes on."""
         try:
             message = decode(attempt)
-            if message.queue_name not in self.broker.queues:
+            if message.queue_name not in self.queues:
                 raise ValueError(f"the record names queue {message.queue_name!r}, which nobody here consumes")
         except Exception as error:  # noqa: BLE001 - a decoder meets any bytes and may raise anything
             self._set_aside(attempt, error)
@@ -183,8 +180,6 @@ def decode(attempt: Attempt) -> Message[Any]:
 
 def ending_of(message: CapabilityMessage) -> Ending:
     """How the attempt ends: a retry if middleware asked for one, else what its runner said, else success or failure."""
-    from gpulayer_broker.broker import submission
-
     outbox, outcome, attempt = message.outbox, message.outcome, message.attempt
     successors = [
         submission(m, needs, delay_ms, attempt.grant.owner) for m, needs, delay_ms in outbox.successors

@@ -11,6 +11,7 @@ from typing import Any
 
 from dramatiq.message import Message
 
+from gpulayer_broker.functions import Submission
 from gpulayer_broker.requirements import Requirements
 
 
@@ -32,3 +33,17 @@ class Outbox:
     @property
     def needs(self) -> list[Requirements]:
         return [needs for _, needs, _ in self.successors]
+
+
+def submission(message: Message[Any], needs: Requirements, delay_ms: int, owner: str = "local") -> Submission:
+    """A message as it enters the queue."""
+    return Submission(
+        id=message.message_id,
+        signature=needs.signature,
+        spec=message.encode(),
+        owner=owner,
+        queue=message.queue_name,
+        delay_ms=delay_ms,
+        kind="message",
+        name=message.actor_name,
+    )

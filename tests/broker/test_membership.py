@@ -10,10 +10,11 @@ import orjson
 import pytest
 
 from gpulayer_broker import functions
-from gpulayer_broker.broker import CapabilityBroker, submission
+from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.connection import Endpoint, Link
 from gpulayer_broker.functions import Submission
 from gpulayer_broker.job import new_job_id
+from gpulayer_broker.outbox import submission
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import build_requirements
 from gpulayer_broker.settings import Settings
