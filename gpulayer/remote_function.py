@@ -6,6 +6,7 @@ Its parameters and its result keep their types: `f.delay("x")` is an error to a 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
@@ -29,6 +30,10 @@ class RemoteFunction(Generic[P, R]):
     def __init__(self, function: Callable[P, R], options: RemoteOptions) -> None:
         if not callable(function):
             raise TypeError(f"gl.remote takes a function, not {type(function).__name__}")
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                "gl.remote takes no async function: its job has no event loop, so call asyncio.run in it"
+            )
         refuse_unknown("gl.remote", options, KNOWN_REMOTE)
         self._plan: Plan = plan_of(options)
         self._options = options

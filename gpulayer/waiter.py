@@ -172,7 +172,7 @@ class Waiter:
                 raise QueueUnreachable("this client is closed")
             if self._thread is None and self._wanted:
                 if time.monotonic() - self._read_at > DOUBT_S:
-                    self._doubtful = True
+                    self._doubtful, self._last = True, None
                 self._thread = threading.Thread(target=self._run, name="gpulayer-waiter", daemon=True)
                 self._thread.start()
             self._wake.notify_all()
@@ -233,7 +233,9 @@ class Waiter:
         self._read_at = time.monotonic()
         if not reply:
             self._tick(queue)
-            self._doubtful = True
+            # The stream has a lifetime: after so long a silence it may have begun anew.
+            self._trim(link, key)
+            self._doubtful, self._last = True, None
             return
         entries = reply[0][1]
         self._check_gap(entries)
@@ -241,8 +243,13 @@ class Waiter:
             self._deliver(fields)
         self._read_since_trim += len(entries)
         if self._read_since_trim >= BATCH:
-            self._read_since_trim = 0
-            link.call("XTRIM", key, "MINID", f"0-{self._last or 0}")
+            self._trim(link, key)
+
+    def _trim(self, link: Link, key: str) -> None:
+        """Takes what was read out of the queue's memory."""
+        if self._read_since_trim and self._last is not None:
+            link.call("XTRIM", key, "MINID", f"0-{self._last + 1}")
+        self._read_since_trim = 0
 
     def _check_gap(self, entries: Sequence[Any]) -> None:
         numbers = [int(entry_id.partition(b"-")[2]) for entry_id, _ in entries]

@@ -98,6 +98,13 @@ def test_an_option_without_sense_is_refused_where_it_is_written(
     assert "\n" not in str(told.value)
 
 
+def test_an_async_function_is_refused_where_it_is_written() -> None:
+    async def later() -> None: ...
+
+    with pytest.raises(TypeError, match="async"):
+        gl.remote(later)
+
+
 def test_map_submits_everything_and_gives_results_in_order(bench: Bench) -> None:
     results = double.map(range(30))
     assert len(results) == 30

@@ -1,0 +1,196 @@
+"""Bad input: one line that says what is wrong and what to do, an exit code of its kind, no traceback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.servers import QueueServer
+
+
+def one_line(text: str) -> str:
+    """The line, without its start; fails for anything but one line of ours."""
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    assert lines[0].startswith("gpulayer: "), text
+    assert "Traceback" not in text
+    return lines[0].removeprefix("gpulayer: ")
+
+
+@pytest.mark.usefixtures("address")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--framework", "torch=>2"], "--framework torch =>2: '=>2' is not a version range"),
+        (["--python", "newest"], "--python newest"),
+        (["--accelerator", "cudda"], "--accelerator cudda: not known: did you mean 'cuda'?"),
+        (["--priority", "hihg"], "--priority hihg: not known: did you mean 'high'?"),
+        (
+            ["--profile", "pytorch-cudda"],
+            "profile 'pytorch-cudda' is not known: did you mean 'pytorch-cuda'?",
+        ),
+        (["--gpus", "-1"], "--gpus -1: gpus must be 0 or more"),
+        (["--gpus", "two"], "invalid value for '--gpus'"),
+        (["--memory", "lots"], "--memory lots: 'lots' is not a size"),
+        (["--gpu-memory", "24XB", "--gpus", "1"], "--gpu-memory 24XB"),
+        (["--gpu-memory", "24GB"], "--gpu-memory 24GB: a CPU job has no GPU"),
+        (["--timeout", "soon"], "--timeout soon: 'soon' is not a duration"),
+        (["--timeout", "0"], "--timeout 0: a job needs some time"),
+        (["--retries", "-1"], "--retries -1: retries must be 0 or more"),
+        (["--cpus", "0"], "--cpus 0: cpus must be 1 or more"),
+        (["--label", "zone"], "--label zone: a label is written key=value"),
+        (["--env", "GPULAYER_NO_SUCH_NAME"], "is not set here"),
+        (["--env", "A-B=1"], "--env A-B: a variable's name"),
+        (["--source", "nothing-here"], "nothing-here: not a folder that can be read"),
+        (["--input", "nothing-here"], "nothing-here does not exist"),
+        (["--output", "../*"], "output '../*' is not a pattern of files below the job's folder"),
+        (["--target", "cloud"], "no target is saved as 'cloud'"),
+        (["--redis", "http://x"], "http://x"),
+        (["--gpsu", "1"], "unknown option '--gpsu': did you mean '--gpus'?"),
+        (["--name", "a\nb"], "a name is one printable line"),
+    ],
+)
+def test_a_submit_without_sense_is_refused_in_one_line(cli: Cli, arguments: list[str], text: str) -> None:
+    outcome = cli("submit", *arguments, "--", "true")
+
+    assert text in one_line(outcome.err)
+    assert outcome.code in (2, 78)
+    assert outcome.out == ""
+
+
+@pytest.mark.usefixtures("address")
+@pytest.mark.parametrize("command", [[], ["--"], ["--", ""]])
+def test_an_empty_command_is_refused(cli: Cli, command: list[str]) -> None:
+    outcome = cli("submit", *command)
+
+    assert "the command is empty" in one_line(outcome.err)
+    assert outcome.code == 2
+
+
+def test_nothing_is_submitted_by_a_refused_command(cli: Cli, address: str) -> None:
+    cli("submit", "--gpus", "-1", "--", "true")
+
+    assert cli("jobs").out == ""
+
+
+def test_a_source_that_is_too_large_names_its_largest_paths(
+    cli: Cli, here: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "data").mkdir()
+    (here / "data" / "big.bin").write_bytes(b"x" * 5000)
+    monkeypatch.setenv("GPULAYER_SOURCE_BYTES", "4000")
+
+    outcome = cli("submit", "--source", ".", "--", "true")
+    assert "big.bin" in one_line(outcome.err)
+    assert outcome.code == 2
+
+
+def test_a_source_that_is_no_folder_is_told(cli: Cli, here: Path, address: str) -> None:
+    (here / "file").write_text("x")
+
+    outcome = cli("submit", "--source", "file", "--", "true")
+    assert "file: not a folder that can be read" in one_line(outcome.err)
+    assert outcome.code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "code"),
+    [
+        (["sumbit"], "command 'sumbit' is not known: did you mean 'submit'?", 2),
+        (["show"], "missing argument 'JOB' (gpulayer show --help)", 2),
+        (["show", "a", "b"], "(gpulayer show --help)", 2),
+        (["jobs", "--limit", "0"], "--limit", 2),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(
+    cli: Cli, arguments: list[str], text: str, code: int
+) -> None:
+    outcome = cli(*arguments)
+
+    assert text in one_line(outcome.err)
+    assert outcome.code == code
+
+
+@pytest.mark.usefixtures("address")
+@pytest.mark.parametrize("command", ["show", "logs", "wait", "cancel", "explain", "outputs"])
+def test_an_unknown_job_is_told(cli: Cli, command: str) -> None:
+    outcome = cli(command, "j_nothing")
+
+    assert "j_nothing" in one_line(outcome.err)
+    assert outcome.code == 2
+
+
+@pytest.mark.usefixtures("address")
+def test_an_unknown_state_is_told(cli: Cli) -> None:
+    outcome = cli("jobs", "--state", "lost")
+
+    assert "state 'lost' is not known" in one_line(outcome.err)
+    assert outcome.code == 2
+
+
+@pytest.mark.parametrize("command", [["jobs"], ["submit", "--", "true"], ["status"], ["workers"]])
+def test_a_queue_that_is_not_there_is_told_with_where_it_was_looked_for(cli: Cli, command: list[str]) -> None:
+    address = "unix:///tmp/gpulayer-no-such.sock"
+    outcome = cli(command[0], "--redis", address, *command[1:])
+
+    line = one_line(outcome.err)
+    assert f"no queue answers at {address}" in line
+    assert "start a Redis or Valkey server there" in line
+    assert outcome.code == 69
+
+
+def test_a_server_that_would_evict_jobs_is_told(cli: Cli, queue_server: Callable[..., QueueServer]) -> None:
+    server = queue_server("--maxmemory", "200mb", "--maxmemory-policy", "allkeys-lru")
+    outcome = cli("jobs", "--redis", server.endpoint.url)
+
+    assert "maxmemory-policy allkeys-lru" in one_line(outcome.err)
+    assert outcome.code == 78
+
+
+@pytest.mark.parametrize("command", [["jobs"], ["status"], ["submit", "--", "true"]])
+def test_a_state_folder_of_another_user_is_refused(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    folder, owner = Path("/usr"), 0
+    if os.geteuid() == 0:
+        folder, owner = tmp_path / "theirs", 12345
+        folder.mkdir(mode=0o700)
+        os.chown(folder, owner, owner)
+    monkeypatch.setenv("GPULAYER_STATE_DIR", str(folder))
+
+    outcome = cli(*command)
+    assert f"belongs to another user (uid {owner})" in one_line(outcome.err)
+    assert outcome.code == 78
+
+
+def test_the_private_set_up_that_is_switched_off_is_not_started(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPULAYER_PRIVATE", "off")
+    outcome = cli("submit", "--", "true")
+
+    assert "GPULAYER_PRIVATE" in one_line(outcome.err)
+    assert outcome.code == 78
+
+
+def test_an_unknown_setting_in_a_file_is_told(cli: Cli, here: Path) -> None:
+    (here / ".gpulayer").mkdir()
+    (here / ".gpulayer" / "config.toml").write_text('redis_ulr = "redis://x"\n')
+
+    outcome = cli("jobs")
+    assert "unknown setting 'redis_ulr': did you mean 'redis_url'?" in one_line(outcome.err)
+    assert outcome.code == 78
+
+
+def test_the_traceback_is_shown_when_it_is_asked_for(
+    cli: Cli, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpulayer_broker.errors import BadRequirement
+
+    monkeypatch.setenv("GPULAYER_DEBUG", "1")
+    with pytest.raises(BadRequirement):
+        cli("submit", "--gpus", "-1", "--", "true")

@@ -1,0 +1,189 @@
+"""The commands that look at jobs, wait for them and end them."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from gpulayer.cli.terminal import SafeBytes
+from gpulayer_broker import functions as fn
+from tests.cli.conftest import Cli
+from tests.sdk.benches import Bench
+
+
+def submitted(cli: Cli, *options: str) -> str:
+    return cli("submit", "-d", "--no-ship", *options, "--", "work", "hard").out.strip()
+
+
+def test_jobs_are_plain_lines_in_a_pipe(cli: Cli, bench: Bench) -> None:
+    done, waiting = submitted(cli, "--name", "one"), submitted(cli, "--name", "two")
+    bench.end(done, "failed", reason="user_error", fields={"error": '{"exit_code": 3}'})
+
+    rows = [line.split("\t") for line in cli("jobs").out.splitlines()]
+    assert [row[:4] for row in rows] == [
+        [waiting, "queued", "two", "-"],
+        [done, "failed (user_error)", "one", "alpha"],
+    ]
+    assert [row["id"] for row in json.loads(cli("jobs", "--json", "--state", "failed").out)] == [done]
+    assert len(cli("jobs", "-n", "1").out.splitlines()) == 1
+
+
+def test_show_prints_worker_attempt_wait_and_run_time(cli: Cli, bench: Bench) -> None:
+    job_id = submitted(cli)
+    usage = json.dumps({"wall_s": 1.5, "cpu_s": 1.2, "max_rss_bytes": 1 << 20})
+    notes = json.dumps(["new.txt was not returned: --output new.txt"])
+    bench.end(job_id, fields={"usage": usage, "notes": notes})
+
+    facts = {line[:12].strip(): line[12:] for line in cli("show", job_id).out.splitlines()}
+    assert facts["job"] == job_id
+    assert facts["state"] == "succeeded"
+    assert facts["worker"] == "alpha"
+    assert facts["attempt"] == "1"
+    assert facts["queue wait"].endswith(" s")
+    assert facts["run time"].endswith(" s")
+    assert facts["command"] == "work hard"
+    assert facts["usage"] == "wall 1.50 s, cpu 1.20 s, memory 1.0 MB"
+    assert facts["note"] == "new.txt was not returned: --output new.txt"
+
+
+def test_show_as_json_carries_the_end_reason_and_the_error(cli: Cli, bench: Bench) -> None:
+    job_id = submitted(cli)
+    bench.end(job_id, "failed", reason="oom", fields={"error": '{"message": "out of memory", "signal": 9}'})
+
+    document = json.loads(cli("show", job_id, "--json").out)
+    assert document["end_reason"] == "oom"
+    assert document["exit_code"] == 137
+    assert document["error"]["message"] == "out of memory"
+
+
+def test_show_never_prints_what_would_move_the_cursor(cli: Cli, bench: Bench) -> None:
+    job_id = submitted(cli)
+    error = json.dumps({"message": "evil \x1b]0;title\x07\x1b[2J"})
+    bench.end(job_id, "failed", reason="user_error", fields={"error": error})
+
+    assert "\x1b" not in cli("show", job_id).out
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason", "error", "code"),
+    [
+        ("succeeded", "", {}, 0),
+        ("failed", "user_error", {"exit_code": 3}, 3),
+        ("failed", "signal", {"signal": 9}, 137),
+        ("failed", "worker_lost", {}, 75),
+        ("timed_out", "timeout", {}, 124),
+        ("cancelled", "cancelled", {}, 130),
+    ],
+)
+def test_wait_ends_with_the_job_s_own_code(
+    cli: Cli, bench: Bench, verdict: str, reason: str, error: dict[str, int], code: int
+) -> None:
+    job_id = submitted(cli)
+    ending = threading.Thread(
+        target=bench.end,
+        args=(job_id, verdict),
+        kwargs={"reason": reason, "fields": {"error": json.dumps(error)}},
+    )
+    ending.start()
+    outcome = cli("wait", job_id)
+    ending.join()
+
+    assert outcome.code == code
+    assert outcome.out == f"{job_id}\t{verdict}\n"
+
+
+def test_waiting_for_several_is_1_if_any_failed(cli: Cli, bench: Bench) -> None:
+    good, bad = submitted(cli), submitted(cli)
+    bench.end(good)
+    bench.end(bad, "failed", reason="user_error", fields={"error": '{"exit_code": 3}'})
+
+    assert cli("wait", good, bad).code == 1
+    assert [row["exit_code"] for row in json.loads(cli("wait", good, bad, "--json").out)] == [0, 3]
+
+
+def test_a_wait_that_is_too_short_ends_with_124(cli: Cli, bench: Bench) -> None:
+    outcome = cli("wait", submitted(cli), "--timeout", "100ms")
+
+    assert outcome.code == 124
+    assert "it goes on" in outcome.err
+
+
+def test_cancel_says_what_came_of_it(cli: Cli, bench: Bench) -> None:
+    waiting, running, done = submitted(cli), submitted(cli), submitted(cli)
+    cancelled = cli("cancel", waiting)
+    bench.take(running)
+    bench.end(done)
+
+    assert f"job {waiting}: cancelled" in cancelled.err
+    assert f"job {running}: its end is asked for" in cli("cancel", running).err
+    assert f"job {done}: it has ended already (succeeded)" in cli("cancel", done).err
+
+
+def test_logs_keep_the_streams_apart(cli: Cli, bench: Bench) -> None:
+    job_id = submitted(cli)
+    grant = bench.take(job_id)
+    bench.hand.run(fn.log(job_id, grant.token, 0, "out", 0, b"one\n"))
+    bench.hand.run(fn.log(job_id, grant.token, 0, "err", 4, b"two\n"))
+
+    outcome = cli("logs", job_id)
+    assert (outcome.out, outcome.err) == ("one\n", "two\n")
+    bench.end(job_id)
+    assert cli("logs", "-f", job_id).out == "one\n"
+
+
+def test_explain_gives_each_worker_s_answer_and_the_summary(cli: Cli, bench: Bench) -> None:
+    job_id = submitted(cli, "--framework", "jax>=0.4")
+
+    outcome = cli("explain", job_id)
+    worker, fits, reasons, provides = outcome.out.strip().split("\t")
+    assert (worker, fits, reasons) == ("alpha", "never", "framework 'jax' not installed")
+    assert "numpy 2.4.6" in provides
+    assert "no known worker can ever run this" in outcome.err
+    assert json.loads(cli("explain", job_id, "--json").out)["fits"] == "never"
+
+
+def test_workers_and_status_say_what_is_there(cli: Cli, bench: Bench) -> None:
+    bench.take(submitted(cli))
+
+    row = cli("workers").out.strip().split("\t")
+    assert row[:3] == ["alpha", "online", "63/64"]
+    assert json.loads(cli("workers", "--json").out)[0]["frameworks"] == {"numpy": "2.4.6"}
+    status = json.loads(cli("status", "--json").out)
+    assert status["workers"] == {"alpha": "online"}
+    assert status["jobs"] == {"queued": 0, "scheduled": 0, "running": 1}
+    assert "1 running" in cli("status").out
+
+
+def test_profiles_are_listed(cli: Cli) -> None:
+    assert "pytorch-cuda\tcuda\ttorch, torch.cuda" in cli("profiles").out
+
+
+def test_help_and_version_need_no_queue(cli: Cli) -> None:
+    helped = cli("--help")
+    assert helped.code == 0
+    for command in ("submit", "jobs", "show", "logs", "wait", "cancel", "explain", "status", "down"):
+        assert f"  {command} " in helped.out
+        assert "Example: gpulayer" in cli(command, "--help").out
+    assert cli("--version").out.startswith("gpulayer 0.")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        ([b"plain\r 10%\r\n\t\x08"], b"plain\r 10%\r\n\t\x08"),
+        ([b"\x1b[31mred\x1b[0m\x1b[K"], b"\x1b[31mred\x1b[0m\x1b[K"),
+        ([b"\x1b]0;title\x07x"], b"x"),
+        ([b"\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\"], b"link"),
+        ([b"\x1b[2J\x1b[5;5H\x1b[6nx"], b"x"),
+        ([b"a\x1b", b"[31", b"mred"], b"a\x1b[31mred"),
+        ([b"a\x1b]0;ti", b"tle\x07b"], b"ab"),
+        ([b"\x00\x07\x1bcx\x7f"], b"x"),
+        (["é\N{SNOWMAN}".encode()], "é\N{SNOWMAN}".encode()),
+    ],
+)
+def test_a_terminal_gets_only_what_is_safe(pieces: list[bytes], shown: bytes) -> None:
+    safe = SafeBytes()
+
+    assert b"".join(map(safe.feed, pieces)) == shown
