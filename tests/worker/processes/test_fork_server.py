@@ -254,3 +254,22 @@ def test_jobs_are_told_as_lost_although_clearing_up_fails(tmp_path: Path) -> Non
     os.kill(server.pid, 9)
 
     assert handle.wait(PATIENCE_S).lost
+
+
+def test_a_jobs_end_leaves_what_imports_made_for_the_fork_server(tmp_path: Path, packages: Path) -> None:
+    (packages / "mine.py").write_text("import tempfile\nfolder = tempfile.TemporaryDirectory()\n")
+
+    def look() -> bool:
+        import os
+
+        return os.path.isdir(sys.modules["mine"].folder.name)
+
+    def make() -> str:
+        import tempfile
+
+        globals()["kept"] = folder = tempfile.TemporaryDirectory()
+        return folder.name
+
+    with preloading(tmp_path, "mine", path=packages) as bench:
+        assert [value(bench.run(look)) for _ in range(2)] == [True, True]
+        assert not Path(value(bench.run(make))).exists()

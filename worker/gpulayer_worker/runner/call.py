@@ -16,6 +16,7 @@ import pickle
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
@@ -64,6 +65,7 @@ def _prepare(spec: dict[str, Any]) -> None:
     _bring(spec.get("fallback_path", []))
     # A crash in native code leaves at least the Python stack in the log.
     faulthandler.enable()
+    _disown_finalizers()
     _reseed()
 
 
@@ -72,6 +74,12 @@ def _bring(folders: list[str]) -> None:
     if folders:
         sys.path.extend(folders)
         preload.bring_cloudpickle(folders)
+
+
+def _disown_finalizers() -> None:
+    """What an import set up for the exit of the fork server (a temporary folder's removal) is not a job's to do."""
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False
 
 
 def _reseed() -> None:
