@@ -87,7 +87,8 @@ class Logs:
         job_log.closed.wait(patience_s)
         with self._lock:
             self._dirty.discard(job_log)
-        while job_log.unsent and self._ship_one(job_log):
+        # At least once: it also waits for what the other thread has just taken and not sent yet.
+        while self._ship_one(job_log) and job_log.unsent:
             continue
 
     def forget(self, job_log: JobLog) -> None:

@@ -1,0 +1,99 @@
+"""Logs through a real worker: whole, in order, ended before the job is, and never at the heartbeat's cost."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from tests.support import wait_until
+from tests.worker.conftest import Hire
+from tests.workers import Desk, WorkerProcess
+
+pytestmark = pytest.mark.timeout(90)
+TAIL_BYTES = 1 << 20
+FLOOD_BYTES = 100_000_000
+
+
+def offsets_meet(desk: Desk, job: str) -> bool:
+    """Whether each entry of the live tail begins where the one before ended."""
+    entries = [(top, fields[b"d"]) for top, fields in desk.log_entries(job) if b"d" in fields]
+    return all(top - len(data) == before for (before, _), (top, data) in pairwise(entries))
+
+
+def test_the_live_tail_and_the_whole_log_are_equal_byte_for_byte(desk: Desk, worker: WorkerProcess) -> None:
+    job = desk.shell("for i in $(seq 200); do echo out $i; echo err $i >&2; done")
+    desk.final(job)
+    whole = desk.whole_log(job)
+    assert desk.tail(job) == whole
+    assert offsets_meet(desk, job)
+    assert desk.stream(job, "out") == b"".join(b"out %d\n" % i for i in range(1, 201))
+    assert desk.stream(job, "err") == b"".join(b"err %d\n" % i for i in range(1, 201))
+
+
+def test_many_short_jobs_lose_none_of_their_last_words(desk: Desk, worker: WorkerProcess) -> None:
+    jobs = [desk.shell(f"echo last words of {n}") for n in range(100)]
+    for n, job in enumerate(jobs):
+        desk.final(job)
+        assert desk.tail(job) == desk.whole_log(job) == b"last words of %d\n" % n
+
+
+def test_the_end_of_the_log_is_there_before_the_final_state_is_seen(
+    desk: Desk, worker: WorkerProcess
+) -> None:
+    jobs = [desk.shell("echo text") for _ in range(20)]
+    for job in jobs:
+        desk.final(job)
+        last = desk.log_entries(job)[-1][1]
+        assert last.get(b"end") == b"1"
+
+
+def test_the_words_of_a_running_job_are_there_while_it_runs(desk: Desk, worker: WorkerProcess) -> None:
+    job = desk.shell("printf 'no newline yet'; sleep 300")
+    wait_until(lambda: desk.tail(job) == b"no newline yet", 5, "the words are shipped")
+    assert desk.record(job).state == "running"
+
+
+def test_bytes_that_are_no_text_stay_as_they_are(desk: Desk, worker: WorkerProcess) -> None:
+    raw = bytes(range(256)) * 4
+    job = desk.python("import sys; sys.stdout.buffer.write(bytes(range(256)) * 4)")
+    desk.final(job)
+    assert desk.whole_log(job) == desk.tail(job) == raw
+
+
+def test_a_megabyte_without_a_newline_is_kept(desk: Desk, worker: WorkerProcess) -> None:
+    job = desk.python("print('x' * 1_000_000, end='')")
+    desk.final(job)
+    assert desk.whole_log(job) == b"x" * 1_000_000
+
+
+def test_a_flood_is_kept_whole_and_starves_neither_heartbeat_nor_memory(desk: Desk, hire: Hire) -> None:
+    hire(lease_s=4, heartbeat_s=0.4)
+    idle = desk.shell("sleep 300")
+    desk.reaches(idle, "running")
+    memory_before = used_memory(desk)
+    job = desk.shell(f"yes 'a line of the flood' | head -c {FLOOD_BYTES}")
+    silences, memory = [], memory_before
+    while not desk.record(job).final:
+        silences.append(silence_s(desk))
+        memory = max(memory, used_memory(desk))
+        wait_until(lambda: True, 1, "a moment")
+    record = desk.record(job)
+    assert (record.state, record.attempt) == ("succeeded", 1)
+    assert len(desk.whole_log(job)) == FLOOD_BYTES
+    assert max(silences) < 2, "the worker beats as if nothing were"
+    assert memory - memory_before < 16 * TAIL_BYTES
+    assert len(desk.tail(job)) <= TAIL_BYTES + 65536
+    assert desk.record(idle).state == "running"
+
+
+def used_memory(desk: Desk) -> int:
+    info = desk.link.call("INFO", "memory").decode()
+    return int(next(line for line in info.splitlines() if line.startswith("used_memory:")).split(":")[1])
+
+
+def silence_s(desk: Desk) -> float:
+    """How long ago the queue heard of the worker."""
+    _, seen_ms = desk.link.call("ZRANGE", f"{desk.queue.keys.root}workers", 0, 0, "WITHSCORES")
+    seconds, micros = desk.link.call("TIME")
+    return int(seconds) + int(micros) / 1e6 - float(seen_ms) / 1000
