@@ -48,7 +48,10 @@ def ref(job_id: str, j: Job) -> str:
 
 
 def lots_of(j: Job) -> list[tuple[str, str]]:
-    return [(uuid, share) for uuid, _, share in (lot.rpartition("/") for lot in j.get("lots", "").split(",") if lot)]
+    return [
+        (uuid, share)
+        for uuid, _, share in (lot.rpartition("/") for lot in j.get("lots", "").split(",") if lot)
+    ]
 
 
 def amounts(sig: str) -> tuple[str, int, int, int, int]:
@@ -78,9 +81,10 @@ def _finals(s: Snapshot) -> Iterator[str]:
     expected = {job: float(j["ended_ms"]) for job, j in s.jobs.items() if j["state"] in FINAL}
     if final != expected:
         yield f"jobs:final is {final}, final are {expected}"
+    most = int(s.hashes.get("config", {}).get("lost_workers", MAX_LOSSES))
     for job, j in s.jobs.items():
         losses, attempt = int(j.get("losses", 0)), int(j["attempt"])
-        if losses > min(attempt, MAX_LOSSES) or (losses == MAX_LOSSES and j["state"] not in FINAL):
+        if losses > min(attempt, most) or (losses == most and j["state"] not in FINAL):
             yield f"{job} is {j['state']} after {losses} losses and {attempt} attempts"
         if j["state"] in FINAL and j.get("token"):
             yield f"{job} is {j['state']} with a token"
@@ -128,11 +132,15 @@ def _holders(s: Snapshot) -> Iterator[str]:
 def _ledgers(s: Snapshot) -> Iterator[str]:
     """What is held is what running attempts hold, by worker, node, device and owner (I4, I9)."""
     alive = running(s)
-    yield from _differ("running:", set(_members(s.sets, "running:")), {(j["worker"], job) for job, j in alive.items()})
+    yield from _differ(
+        "running:", set(_members(s.sets, "running:")), {(j["worker"], job) for job, j in alive.items()}
+    )
     held = {(node, r): text for node, refs in under(s.hashes, "held:") for r, text in refs.items()}
     expected = {(j["node"], ref(job, j)): _holding(j) for job, j in alive.items()}
     yield from _differ("held:", set(held.items()), set(expected.items()))
-    devices = {(uuid, share): text for uuid, shares in under(s.hashes, "device:") for share, text in shares.items()}
+    devices = {
+        (uuid, share): text for uuid, shares in under(s.hashes, "device:") for share, text in shares.items()
+    }
     granted = {lot: f"{ref(job, j)} {amounts(j['sig'])[2]}" for job, j in alive.items() for lot in lots_of(j)}
     yield from _differ("device:", set(devices.items()), set(granted.items()))
     owners = Counter(j["owner"] for j in alive.values())
@@ -150,7 +158,9 @@ def _capacity(s: Snapshot) -> Iterator[str]:
     for job, j in alive.items():
         letter, gpus, _, _, _ = amounts(j["sig"])
         lots = lots_of(j)
-        if len({uuid for uuid, _ in lots}) != len(lots) or (len(lots) != gpus and not (letter == "a" and not lots)):
+        if len({uuid for uuid, _ in lots}) != len(lots) or (
+            len(lots) != gpus and not (letter == "a" and not lots)
+        ):
             yield f"{job} asked for {gpus} devices and holds {lots}"
     shares = Counter(lot for j in alive.values() for lot in lots_of(j))
     yield from (f"share {lot} is granted {n} times" for lot, n in shares.items() if n > 1)
@@ -194,7 +204,9 @@ def _heads(s: Snapshot) -> Iterator[str]:
         waiting = [float(e.split("-")[0]) for e in stream.entries if stream.pending.get(e) != HELD]
         if waiting:
             expected[prio, owner, sig] = min(waiting)
-    heads = {(*name.split(":"), sig): age for name, sigs in under(s.zsets, "heads:") for sig, age in sigs.items()}
+    heads = {
+        (*name.split(":"), sig): age for name, sigs in under(s.zsets, "heads:") for sig, age in sigs.items()
+    }
     yield from _differ("heads:", heads, expected)
     waiters = set(_members(s.sets, "waiting:"))
     yield from _differ("waiting:", waiters, {(prio, owner) for prio, owner, _ in expected})

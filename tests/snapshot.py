@@ -96,5 +96,6 @@ def _pairs(flat: list[bytes]) -> dict[str, str]:
 def _stream(value: Any) -> Stream:
     entries, pending = value
     return Stream(
-        {_text(entry): _pairs(fields) for entry, fields in entries}, {_text(p[0]): _text(p[1]) for p in pending}
+        {_text(entry): _pairs(fields) for entry, fields in entries},
+        {_text(p[0]): _text(p[1]) for p in pending},
     )

@@ -130,7 +130,9 @@ class Model:
                 self._take(w, o)
         return [(job, token, self.jobs[job].lots) for job, token in w.grants if self.jobs[job].token == token]
 
-    def commit(self, job_id: str, token: str, verdict: str, delay_ms: int, outbox: Iterable[Submission]) -> str:
+    def commit(
+        self, job_id: str, token: str, verdict: str, delay_ms: int, outbox: Iterable[Submission]
+    ) -> str:
         j = self.jobs[job_id]
         if not self.holds(job_id, token):
             return "already" if token and j.ended_token == token else "stale"
@@ -243,7 +245,9 @@ class Model:
 
     def _next(self, w: Worker, o: Offer) -> tuple[Job, tuple[tuple[str, int], ...]] | None:
         """Importance first, then the owner who holds least, then age, of what fits now."""
-        fitting = [(j, lots) for j in self.jobs.values() if j.waits and (lots := self._fit(j, w, o)) is not None]
+        fitting = [
+            (j, lots) for j in self.jobs.values() if j.waits and (lots := self._fit(j, w, o)) is not None
+        ]
         held = {j.s.owner: sum(r.s.owner == j.s.owner for r in self.running()) for j, _ in fitting}
         return min(fitting, key=lambda f: (f[0].s.priority, held[f[0].s.owner], f[0].entry), default=None)
 

@@ -84,7 +84,9 @@ def test_a_jump_of_the_clock_ends_no_attempt(hand: Hand, clock: Clock, jump_ms: 
     assert violations(snapshot.read(hand.link, hand.root)) == []
 
 
-def test_a_job_that_may_outlive_an_outage_keeps_its_devices_until_it_is_cancelled(hand: Hand, clock: Clock) -> None:
+def test_a_job_that_may_outlive_an_outage_keeps_its_devices_until_it_is_cancelled(
+    hand: Hand, clock: Clock
+) -> None:
     job = hand.submit(CPU, on_outage="keep")
     hand.claim(hand.machine("w1", {CPU: ()}))
 

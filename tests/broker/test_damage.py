@@ -96,7 +96,9 @@ def test_any_bytes_in_a_stream_are_dropped(hand: Hand, fields: dict[bytes, bytes
 
 
 @pytest.mark.parametrize("damage", ["DEL", "SET"])
-def test_a_running_record_that_is_gone_stops_neither_heartbeat_nor_tick_nor_return(hand: Hand, damage: str) -> None:
+def test_a_running_record_that_is_gone_stops_neither_heartbeat_nor_tick_nor_return(
+    hand: Hand, damage: str
+) -> None:
     with virtual_library(hand.link) as clock:
         lost, kept = hand.submit(CPU), hand.submit(CPU)
         machine = hand.machine("w1", {CPU: ()})

@@ -13,7 +13,14 @@ from dataclasses import replace
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import Link
@@ -41,7 +48,9 @@ SHARED = (DeviceLot("G1", 0, 0, 9000), DeviceLot("G1", 1, 0, 9000), DeviceLot("G
 MACHINES = (
     Machine("w1", "i0", "k1", "n1", slots=3, node_cpus=4, memory_mib=4000, lots=SHARED),
     Machine("w2", "i0", "k2", "n1", slots=2, node_cpus=4, memory_mib=4000, lots=SHARED),
-    Machine("w3", "i0", "k3", "n2", slots=4, node_cpus=4, memory_mib=8000, lots=(DeviceLot("G3", 0, 1, 5000),)),
+    Machine(
+        "w3", "i0", "k3", "n2", slots=4, node_cpus=4, memory_mib=8000, lots=(DeviceLot("G3", 0, 1, 5000),)
+    ),
 )
 PICK = st.integers(0, 1000)
 WORKER = st.sampled_from([m.id for m in MACHINES])
@@ -76,7 +85,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     # What clients do ------------------------------------------------------------------------------------------------
 
-    def _submission(self, pick: int, sig: str, prepare: bool = False, delay_ms: int = 0, client: str = "") -> Submission:
+    def _submission(
+        self, pick: int, sig: str, prepare: bool = False, delay_ms: int = 0, client: str = ""
+    ) -> Submission:
         return Submission(
             f"j{len(self.model.jobs)}",
             sig,
@@ -103,7 +114,9 @@ class QueueMachine(RuleBasedStateMachine):
         self, pick: int, sig: str, prepare: bool, delay_ms: int, client: str, key: str, digest: str
     ) -> None:
         job = replace(
-            self._submission(pick, sig, prepare, delay_ms, client), idempotency_key=key, digest=digest if key else ""
+            self._submission(pick, sig, prepare, delay_ms, client),
+            idempotency_key=key,
+            digest=digest if key else "",
         )
         answer = self.hand.run(fn.submit(job))
         assert (answer.outcome, answer.id) == self.model.submit(job)
@@ -145,7 +158,9 @@ class QueueMachine(RuleBasedStateMachine):
         assert answer.known == (expected is not None)
         self._granted(answer.grants, expected or [])
 
-    def _granted(self, grants: tuple[Grant, ...], expected: list[tuple[str, str, tuple[tuple[str, int], ...]]]) -> None:
+    def _granted(
+        self, grants: tuple[Grant, ...], expected: list[tuple[str, str, tuple[tuple[str, int], ...]]]
+    ) -> None:
         assert [(g.id, g.token, g.lots) for g in grants] == expected
         for g in grants:
             j = self.model.jobs[g.id]
@@ -162,7 +177,9 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def commit(self, pick: int, verdict: str, delay_ms: int, outbox: int, most: int) -> None:
         j = self._running(pick)
-        self._commit(j.s.id, j.token, verdict, delay_ms, outbox, self.machines[j.worker].offer(most) if most else None)
+        self._commit(
+            j.s.id, j.token, verdict, delay_ms, outbox, self.machines[j.worker].offer(most) if most else None
+        )
 
     @precondition(lambda self: self.tokens)
     @rule(pick=PICK, verdict=OUTCOMES, outbox=st.integers(0, 1))
@@ -173,7 +190,9 @@ class QueueMachine(RuleBasedStateMachine):
     def _commit(
         self, job: str, token: str, verdict: str, delay_ms: int, outbox: int, next_claim: Offer | None
     ) -> None:
-        blocks = [replace(self._submission(n * 7, SMALL), id=f"j{len(self.model.jobs)}-{n}") for n in range(outbox)]
+        blocks = [
+            replace(self._submission(n * 7, SMALL), id=f"j{len(self.model.jobs)}-{n}") for n in range(outbox)
+        ]
         ending = Ending(job, token, verdict, "user_error", delay_ms, {"result": b"r"}, blocks)
         answer = self.hand.run(fn.commit(ending, next_claim))
         assert answer.verdict == self.model.commit(job, token, verdict, delay_ms, blocks)
@@ -259,7 +278,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.model.now_ms = self.clock.now_ms
         seen = snapshot.read(self.hand.link, self.hand.root)
         assert violations(seen) == []
-        assert {job: _record(seen, job) for job in seen.jobs} == {id_: _expected(j) for id_, j in self.model.jobs.items()}
+        assert {job: _record(seen, job) for job in seen.jobs} == {
+            id_: _expected(j) for id_, j in self.model.jobs.items()
+        }
         leases = {j.s.id: float(j.lease_ms) for j in self.model.running()}
         assert seen.zsets.get("leases", {}) == leases
         delayed = {j.s.id: float(j.due_ms) for j in self.model.jobs.values() if j.due_ms is not None}
@@ -274,7 +295,11 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _events_agree(self, seen: Snapshot) -> None:
         """One event a transition, no more and no fewer, since the last step."""
-        events = [(e["job"], e["state"]) for e in seen.streams["events"].entries.values()] if self.model.jobs else []
+        events = (
+            [(e["job"], e["state"]) for e in seen.streams["events"].entries.values()]
+            if self.model.jobs
+            else []
+        )
         new = events[self.seen_events :]
         self.seen_events = len(events)
         assert Counter(new) == Counter(self.model.events)
@@ -282,7 +307,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _notices_agree(self, seen: Snapshot) -> None:
         told = [
-            (name, e["job"], e["state"]) for name, stream in snapshot.under(seen.streams, "done:") for e in stream.entries.values()
+            (name, e["job"], e["state"])
+            for name, stream in snapshot.under(seen.streams, "done:")
+            for e in stream.entries.values()
         ]
         assert Counter(told) == Counter(self.model.told)
 
@@ -311,7 +338,9 @@ def _record(seen: Snapshot, job_id: str) -> dict[str, object]:
         "state": j["state"],
         "phase": j.get("phase", ""),
         "seq": int(j["seq"]),
-        "entry": int(j["entry"].split("-")[0]) if j.get("entry") and j["state"] in ("queued", "scheduled", "running") else None,
+        "entry": int(j["entry"].split("-")[0])
+        if j.get("entry") and j["state"] in ("queued", "scheduled", "running")
+        else None,
         "attempt": int(j["attempt"]),
         "losses": int(j.get("losses", 0)),
         "token": j.get("token", ""),

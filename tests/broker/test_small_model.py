@@ -27,7 +27,10 @@ from tests.virtual import virtual_library
 
 MAX_ATTEMPTS, LOST_WORKERS = 2, 2
 GPU, CPU = signature(gpus=1, tag="gpu"), signature(tag="cpu")
-JOBS = {"ja": Submission("ja", GPU, b"s", owner="ann", client="c"), "jb": Submission("jb", CPU, b"s", owner="ann", prepare=True)}
+JOBS = {
+    "ja": Submission("ja", GPU, b"s", owner="ann", client="c"),
+    "jb": Submission("jb", CPU, b"s", owner="ann", prepare=True),
+}
 LOTS = (DeviceLot("G1", 0, 0, 1000),)
 WORKERS = ("w1", "w2")
 MOVES = {(t.source, t.target) for t in TRANSITIONS}
@@ -112,7 +115,13 @@ class Explorer:
         restore: Command = ("EVAL", _RESTORE, 0, root, *state.saved)
         commands = [restore, *(e.call.command(root) for e in inert), snapshot.command(root)]
         for event in moving:
-            commands += [restore, *event.before, event.call.command(root), snapshot.command(root), ("EVAL", _SAVE, 0, root)]
+            commands += [
+                restore,
+                *event.before,
+                event.call.command(root),
+                snapshot.command(root),
+                ("EVAL", _SAVE, 0, root),
+            ]
         replies = self.hand.link.pipeline(commands, timeout_s=60)
         broken = [reply for reply in replies if isinstance(reply, GpulayerError)]
         assert not broken, (broken, [e.name for e in events])
@@ -131,12 +140,16 @@ class Explorer:
     def events(self, s: Snapshot) -> Iterator[Event]:
         for job, submission in JOBS.items():
             known = job in s.jobs
-            yield Event("submit", [], fn.submit(submission), (fn.Submitted("existing", job),) if known else ())
+            yield Event(
+                "submit", [], fn.submit(submission), (fn.Submitted("existing", job),) if known else ()
+            )
         room = all(int(j["attempt"]) < MAX_ATTEMPTS for j in s.jobs.values() if j["state"] == "queued")
         for worker in WORKERS:
             yield from self._worker_events(s, worker, room)
         for job, j in s.jobs.items():
-            yield Event("cancel", [], fn.cancel(job), (("too_late", j["state"]),) if j["state"] in FINAL else ())
+            yield Event(
+                "cancel", [], fn.cancel(job), (("too_late", j["state"]),) if j["state"] in FINAL else ()
+            )
             yield from self._stale_events(job, j)
             if j["state"] in ("scheduled", "running"):
                 yield from self._holder_events(s, job, j, room)
@@ -238,7 +251,15 @@ def _job_form(s: Snapshot, job: str, names: dict[str, str], ages: list[str]) -> 
     facts = tuple(j.get(name, "") for name in ("state", "attempt", "losses", "lots" if runs else ""))
     cancel, ended = bool(j.get("cancel")), j.get("ended_token", "").split(":")[0]
     entry = ages.index(j["entry"]) if j.get("entry") in ages else -1
-    return (job, *facts, cancel, ended, entry, names[j["worker"]] if runs else "", job in s.zsets.get("delayed", {}))
+    return (
+        job,
+        *facts,
+        cancel,
+        ended,
+        entry,
+        names[j["worker"]] if runs else "",
+        job in s.zsets.get("delayed", {}),
+    )
 
 
 def test_every_reachable_state_keeps_the_invariants(link: Link) -> None:

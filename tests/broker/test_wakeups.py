@@ -163,7 +163,11 @@ class History:
         """A waiting job and a worker that could take it and has not been told."""
         s = self._snapshot()
         assert violations(s) == []
-        waiting = {j["sig"] for j in s.jobs.values() if j["state"] == "queued" and j["phase"] != "delayed" and j["entry"]}
+        waiting = {
+            j["sig"]
+            for j in s.jobs.values()
+            if j["state"] == "queued" and j["phase"] != "delayed" and j["entry"]
+        }
         online = [m for m in self.machines.values() if self._takes_work(s, m)]
         return [f"{sig} waits, {m.id} fits" for m in online for sig in waiting if self._fits(s, m, sig)]
 

@@ -76,7 +76,15 @@ class Process:
     """A worker process; `lines` is what it has said."""
 
     def __init__(self, place: Place, worker: str, pause_at: str = "") -> None:
-        command = [sys.executable, "-m", "tests.rules.crowd", place.endpoint.path, place.root, worker, pause_at]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.rules.crowd",
+            place.endpoint.path,
+            place.root,
+            worker,
+            pause_at,
+        ]
         self.process = subprocess.Popen(
             command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
@@ -91,7 +99,10 @@ class Process:
 
     def said(self, word: str, times: int = 1) -> None:
         wait_until(
-            lambda: sum(line.startswith(word) for line in self.lines) >= times, 20, f"the worker says {word}", every=0.002
+            lambda: sum(line.startswith(word) for line in self.lines) >= times,
+            20,
+            f"the worker says {word}",
+            every=0.002,
         )
 
     def signal(self, number: int) -> None:

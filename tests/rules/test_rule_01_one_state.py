@@ -59,7 +59,9 @@ def test_whoever_ends_an_attempt_at_once_it_ends_once(place: Place) -> None:
         assert all(move in MOVES for move in zip(path, path[1:], strict=False)), path
 
 
-def test_a_server_that_is_killed_under_load_leaves_every_job_in_one_state(durable: Place, server: QueueServer) -> None:
+def test_a_server_that_is_killed_under_load_leaves_every_job_in_one_state(
+    durable: Place, server: QueueServer
+) -> None:
     def load(name: str) -> None:
         with place.hand() as hand:
             worker = hand.machine(name, slots=1)

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.rule_02
 
 
 @pytest.mark.parametrize("settled", [True, False])
-def test_a_stopped_worker_that_wakes_after_its_lease_moved_on_is_stale_on_every_verb(place: Place, settled: bool) -> None:
+def test_a_stopped_worker_that_wakes_after_its_lease_moved_on_is_stale_on_every_verb(
+    place: Place, settled: bool
+) -> None:
     """SIGSTOP while it holds a job; another worker takes the job (and ends it); SIGCONT."""
     with place.hand() as hand, processes(place, "zombie", pause_at="holds") as (zombie,):
         zombie.said("ready")
@@ -53,7 +55,9 @@ def test_of_two_attempts_that_report_at_once_only_the_current_one_counts(place: 
 
             def report(name: str, token: str) -> None:
                 with place.hand() as mine:
-                    verdict = mine.run(fn.commit(Ending(job, token, "succeeded", fields={"result": name}))).verdict
+                    verdict = mine.run(
+                        fn.commit(Ending(job, token, "succeeded", fields={"result": name}))
+                    ).verdict
                 with lock:
                     answers[name] = verdict
 

@@ -19,7 +19,7 @@ def test_workers_killed_anywhere_lose_no_job(place: Place) -> None:
     dice = random.Random(3)
     with place.hand() as hand:
         hand.link.call("HSET", hand.key("config"), "lost_workers", 1000)
-        jobs = [hand.submit(CPU) for _ in range(400)]
+        jobs = [hand.submit(CPU) for _ in range(2000)]
         for round_number in range(4):
             names = [f"w{round_number}{n}" for n in range(2)]
             with processes(place, *names) as workers:
@@ -33,7 +33,9 @@ def test_workers_killed_anywhere_lose_no_job(place: Place) -> None:
     assert not [name for name in seen.streams if name.startswith("queue:")]
 
 
-def test_every_acknowledged_submit_is_there_after_the_server_was_killed(durable: Place, server: QueueServer) -> None:
+def test_every_acknowledged_submit_is_there_after_the_server_was_killed(
+    durable: Place, server: QueueServer
+) -> None:
     acknowledged: list[str] = []
     tried: list[str] = []
 

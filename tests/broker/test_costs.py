@@ -1,0 +1,65 @@
+"""Commands inside the server per submit, claim and commit: the same however much is queued or finished.
+
+With more signatures a claim may look at more heads, within a stated bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from gpulayer_broker import functions as fn
+from gpulayer_broker.connection import Link
+from gpulayer_broker.functions import Submission
+from gpulayer_broker.job import new_job_id
+from tests.queueing import Hand, Machine, signature
+from tests.rules.costs import Costs, commands_of, costs_of_one_job, fill
+
+CPU = signature()
+# A claim looks at 64 heads at most, then at its class's own signatures 1,000 at a time.
+CLAIM_BOUND = 200
+
+
+@pytest.fixture
+def hand(link: Link, root: str) -> Hand:
+    hand = Hand(link, root)
+    hand.introduce(CPU, {})
+    return hand
+
+
+def measured(hand: Hand, sig: str = CPU) -> Costs:
+    return costs_of_one_job(hand, Machine("meter"), sig)
+
+
+@pytest.mark.rule_09
+def test_a_job_costs_the_same_at_ten_and_at_a_hundred_thousand_others(hand: Hand) -> None:
+    hand.run(fn.drain(hand.machine("first", {CPU: ()}).id, "offline"))
+    fill(hand, CPU, queued=10, finished=10)
+    few = measured(hand)
+    fill(hand, CPU, queued=90_000, finished=10_000)
+
+    assert measured(hand) == few
+
+
+@pytest.mark.rule_09
+def test_a_claim_costs_no_more_than_its_bound_with_a_thousand_signatures(hand: Hand) -> None:
+    """All waiting, none of which this worker can run, but for its own one, the youngest."""
+    counts: dict[int, Counter[str]] = {}
+    for total in (10, 1000):
+        for n in range(total):
+            hand.introduce(signature(tag=f"t{n}"), {})
+            hand.submit(signature(tag=f"t{n}"))
+        own = signature(tag=f"own{total}")
+        hand.introduce(own, {})
+        machine = Machine("meter", class_id=f"k{total}")
+        hand.register(machine, {own: ()})
+        hand.submit(own)
+        counts[total] = commands_of(hand, fn.claim(machine.offer(1)))
+        assert hand.link.call("SCARD", hand.key("running:meter")) == (1 if total == 10 else 2)
+
+    assert max(sum(count.values()) for count in counts.values()) <= CLAIM_BOUND
+    submits = [
+        commands_of(hand, fn.submit(Submission(new_job_id(), signature(tag=f"t{n}"), b""))) for n in (3, 900)
+    ]
+    assert submits[0] == submits[1]
