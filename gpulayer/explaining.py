@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpulayer_broker.availability import cpus_text
 from gpulayer_broker.capabilities import Capabilities
+from gpulayer_broker.gpu_matching import gpus_text
 from gpulayer_broker.matching import Fits, Reason, summary, verdict
 from gpulayer_broker.matching import explain as judge
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.units import format_size
-from gpulayer_broker.workers import WorkerRecord
+from gpulayer_broker.workers import WorkerRecord, shown_frameworks
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def explain(needs: Requirements, workers: Sequence[WorkerRecord]) -> Explanation
     ]
     verdicts = tuple(
         WorkerVerdict(
-            worker.name, verdict(found), tuple(r.text for r in found), provides(worker.capabilities)
+            worker.name, verdict(found), tuple(r.text for r in found), provides(worker.capabilities, needs)
         )
         for worker, found in judged
         if worker.capabilities
@@ -61,15 +63,18 @@ def _reasons(needs: Requirements, worker: WorkerRecord, capabilities: Capabiliti
     return judge(needs, capabilities, worker.live(needs))
 
 
-def provides(capabilities: Capabilities) -> str:
+def provides(capabilities: Capabilities, needs: Requirements) -> str:
     """What a worker has, in a line."""
     groups = [
         f"{group.count} \N{MULTIPLICATION SIGN} {group.model} ({group.kind}, {format_size(group.memory_bytes)})"
         for group in capabilities.groups
     ]
-    frameworks = [f"{name} {version}" for name, version in capabilities.frameworks]
+    frameworks = [
+        f"{name} {version}"
+        for name, version in shown_frameworks(capabilities, (name for name, _ in needs.frameworks)).items()
+    ]
     parts = [
-        f"{capabilities.cpus} cpus",
+        cpus_text(capabilities.cpus),
         f"{format_size(capabilities.memory_bytes)} memory",
         *(groups or ["no GPU"]),
         f"python {capabilities.python}",
@@ -82,13 +87,13 @@ def needed(needs: Requirements) -> str:
     """What is asked for, in a line."""
     parts = [f"accelerator {needs.accelerator}"]
     if needs.gpus:
-        parts.append(f"{needs.gpus} gpus")
+        parts.append(gpus_text(needs.gpus))
     if needs.gpu_memory_bytes:
         parts.append(f"{format_size(needs.gpu_memory_bytes)} GPU memory")
     if needs.gpu_models:
         parts.append(f"gpu model {' or '.join(needs.gpu_models)}")
     parts += [f"{name} {wanted}".rstrip() for name, wanted in needs.frameworks]
-    parts.append(f"{needs.cpus} cpus")
+    parts.append(cpus_text(needs.cpus))
     for size_bytes, what in ((needs.memory_bytes, "memory"), (needs.disk_bytes, "disk")):
         if size_bytes:
             parts.append(f"{format_size(size_bytes)} {what}")

@@ -97,8 +97,8 @@ def error_of(record: JobRecord, *, trusted: bool) -> Exception:
     if record.state == CANCELLED:
         return JobCancelled(f"job {record.id} was cancelled", job_id=record.id, end_reason="cancelled")
     if record.state == TIMED_OUT:
-        text = f"job {record.id} ran past its timeout"
-        return JobTimedOut(f"{text}: {message}" if message else text, job_id=record.id, end_reason="timeout")
+        text = f"job {record.id} timed out: {message or 'it ran past its timeout'}"
+        return JobTimedOut(text, job_id=record.id, end_reason="timeout")
     if record.end_reason == "worker_lost":
         text = f"job {record.id} was given up: {message or 'its workers were lost'}"
         return WorkerLost(text, job_id=record.id, end_reason="worker_lost")

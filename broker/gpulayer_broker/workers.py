@@ -15,12 +15,15 @@ from gpulayer_broker import capabilities
 from gpulayer_broker.availability import Live
 from gpulayer_broker.capabilities import Capabilities
 from gpulayer_broker.errors import GpulayerError
+from gpulayer_broker.names import PSEUDO_FRAMEWORKS, provides
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.units import MIB
 
 # So many heartbeats missed, and a worker counts as offline.
 MISSED_HEARTBEATS = 3
+# Of all that is installed in a worker's Python, what is shown; anything can be asked for.
+WELL_KNOWN = ("cupy", "jax", "mlx", "numpy", "onnxruntime", "paddlepaddle", "tensorflow", "torch")
 _FIELDS = ("node", "class", "slots", "memory", "heartbeat_ms", "state", "since_ms", "info")
 
 
@@ -56,6 +59,12 @@ class WorkerRecord:
             state=self.state,
             offline_s=self.heartbeat_age_s,
         )
+
+
+def shown_frameworks(has: Capabilities, asked: Iterable[str] = ()) -> dict[str, str]:
+    """The well-known frameworks that a worker has, and those that were asked for, with their versions."""
+    wanted = (*WELL_KNOWN, *PSEUDO_FRAMEWORKS, *asked)
+    return {name: version for name, version in has.frameworks if any(provides(name, one) for one in wanted)}
 
 
 def read_workers(queue: Queue) -> list[WorkerRecord]:

@@ -46,6 +46,8 @@ def _row(worker: WorkerRecord) -> tuple[str, ...]:
 
 
 def _document(worker: WorkerRecord) -> dict[str, Any]:
+    from gpulayer_broker.workers import shown_frameworks
+
     has = worker.capabilities
     return {
         "schema": 1,
@@ -69,7 +71,7 @@ def _document(worker: WorkerRecord) -> dict[str, Any]:
             }
             for group in (has.groups if has else ())
         ],
-        "frameworks": dict(has.frameworks) if has else {},
+        "frameworks": shown_frameworks(has) if has else {},
         "labels": dict(has.labels) if has else {},
         "launchers": list(has.launchers) if has else [],
         "jobs": list(worker.running),

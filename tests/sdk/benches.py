@@ -22,7 +22,7 @@ CAPABILITIES = Capabilities(
     memory_bytes=64 << 30,
     disk_bytes=1 << 40,
     python="3.11.7",
-    frameworks=(("numpy", "2.4.6"),),
+    frameworks=(("numpy", "2.4.6"), ("obscure", "1.0")),
 )
 
 

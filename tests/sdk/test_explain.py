@@ -56,3 +56,12 @@ def test_a_worker_that_is_silent_counts_as_offline(client: Client, bench: Bench)
     assert client.workers()[0].state == "offline"
     reasons = client.submit(work).explain().workers[0].reasons
     assert reasons[0].startswith("offline for")
+
+
+def test_what_a_worker_provides_is_what_is_well_known_or_asked_for(client: Client, bench: Bench) -> None:
+    plain = client.submit(work).explain().workers[0].provides
+    asked = client.submit(work, frameworks={"obscure": ">=1"}).explain().workers[0].provides
+
+    assert "numpy 2.4.6" in plain
+    assert "obscure" not in plain
+    assert "obscure 1.0" in asked
