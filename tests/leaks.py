@@ -53,7 +53,7 @@ def _judge(link: Link, root: str, key: str) -> str | None:
 
 
 def _orphan(link: Link, root: str, name: str) -> str | None:
-    found = re.fullmatch(r"(?:job|watchers|log):([^:]+)(?::\d+:\d+)?", name)
+    found = re.fullmatch(r"(?:job|watchers|log|array|ranges|chunks|pages):([^:]+)(?::\d+:\d+)?", name)
     if found and not link.call("EXISTS", f"{root}job:{found[1]}"):
         return f"{name}: its job is gone"
     if found and name.startswith("job:") and not _indexed(link, root, found[1]):
@@ -63,6 +63,8 @@ def _orphan(link: Link, root: str, name: str) -> str | None:
 
 def _indexed(link: Link, root: str, job_id: str) -> bool:
     state = link.call("HGET", f"{root}job:{job_id}", "state").decode()
+    if "/" in job_id:  # a chunk of an array is listed there while it is out
+        return bool(link.call("SISMEMBER", f"{root}chunks:{job_id.rpartition('/')[0]}", job_id))
     final = state not in ("queued", "scheduled", "running")
     listed = link.call("ZSCORE", f"{root}jobs:{state}", job_id) is not None
     return listed and (not final or link.call("ZSCORE", f"{root}jobs:final", job_id) is not None)

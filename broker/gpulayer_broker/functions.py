@@ -33,7 +33,10 @@ class Call(Generic[T]):
 
 @dataclass(frozen=True)
 class Submission:
-    """A job as it enters the queue. `client` is told when it ends; `digest` is compared under one idempotency key."""
+    """A job as it enters the queue, an array of `count` calls if that is not 0.
+
+    `client` is told when it ends; `digest` is compared under one idempotency key.
+    """
 
     id: str
     signature: str
@@ -50,9 +53,10 @@ class Submission:
     kind: str = ""
     name: str = ""
     options: bytes = b""
+    count: int = 0
 
     def block(self) -> tuple[Arg, ...]:
-        """The fifteen values of a submit block (lua/h_queueing.lua)."""
+        """The sixteen values of a submit block (lua/h_queueing.lua)."""
         return (
             self.id,
             self.signature,
@@ -69,6 +73,7 @@ class Submission:
             self.name,
             self.options,
             self.spec,
+            self.count,
         )
 
 
@@ -149,6 +154,21 @@ class Ending:
     outbox: Sequence[Submission] = ()
 
 
+@dataclass(frozen=True)
+class ItemsEnding:
+    """How a chunk ends: items [start, upto) have outcomes (`page`, packed), `failed` of them badly.
+
+    What follows `upto` goes back uncounted.
+    """
+
+    id: str
+    token: str
+    upto: int
+    failed: int
+    took_us: int
+    page: bytes
+
+
 # What callers get --------------------------------------------------------------------------------------------------
 
 
@@ -184,6 +204,13 @@ class Grant:
     queued_ms: int
     state: str
     cancelled: bool
+    start: int = -1
+    stop: int = -1
+
+    @property
+    def is_chunk(self) -> bool:
+        """Whether it is a range [start, stop) of an array's items."""
+        return self.start >= 0
 
 
 @dataclass(frozen=True)
@@ -316,6 +343,13 @@ def commit(ending: Ending, next_claim: Offer | None = None) -> Call[Committed]:
     return Call("commit", tuple(args), _committed)
 
 
+def commit_items(ending: ItemsEnding, next_claim: Offer | None = None) -> Call[Committed]:
+    e = ending
+    args: list[Arg] = [e.id, e.token, e.upto, e.failed, e.took_us, e.page]
+    args += (1, *next_claim.args()) if next_claim else (0,)
+    return Call("commit_items", tuple(args), _committed)
+
+
 def release(job_id: str, token: str, how: str) -> Call[str]:
     """'ok', 'already' or 'stale'; how: returned, lost, unfit."""
     return Call("release", (job_id, token, how), _first)
@@ -385,6 +419,8 @@ def _grant(r: Any) -> Grant:
         queued_ms=int(r[9] or 0),
         state=_text(r[10]),
         cancelled=bool(r[11]),
+        start=int(r[12]),
+        stop=int(r[13]),
     )
 
 

@@ -88,6 +88,12 @@ TABLE = (
     KeyKind("jobs:final", "zset", "job", "job → when it ended: what purge walks"),
     KeyKind("idem:<key…>", "string", "job", "idempotency key → job and digest of the request"),
     KeyKind("dead:<queue>", "zset", "job", "failed jobs of a logical queue"),
+    KeyKind(
+        "array:<id>", "hash", "job", "how far an array has come: cursor, done, failed, mean time of an item"
+    ),
+    KeyKind("ranges:<id>", "list", "job", "ranges of an array that came back, with their losses"),
+    KeyKind("chunks:<id>", "set", "job", "chunks of an array that are out"),
+    KeyKind("pages:<id>", "hash", "job", "first item → outcomes of a range of an array, packed"),
     KeyKind("watchers:<id>", "set", "job", "clients that wait for the job"),
     KeyKind("done:<client>", "stream", "ttl", "what this client waits for: job, state, small result"),
     KeyKind("log:<id>:<attempt>:<rank>", "stream", "job", "live tail; an entry's id is the offset behind it"),
@@ -142,6 +148,9 @@ class Keys:
 
     def blob(self, sha256: str, chunk: int) -> str:
         return f"{self.root}blob:{sha256}:{chunk}"
+
+    def pages(self, job_id: str) -> str:
+        return f"{self.root}pages:{job_id}"
 
     def named(self, name: str) -> str:
         """A key of which a namespace has one: `workers`, `open`, `classcaps`, …"""

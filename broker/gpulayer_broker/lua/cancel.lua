@@ -8,6 +8,7 @@ register('cancel', {'allow-oom'}, function(K, A)
   local j = H.load(P, A[1])
   if not j then return {'missing'} end
   if H.FINAL[j.state] then return {'too_late', j.state} end
+  if j.count ~= '' then return H.cancel_array(P, j, now) end
   if j.state == 'queued' then
     H.finish(P, j, 'cancelled', 'cancelled', {}, now)
     return {'cancelled'}

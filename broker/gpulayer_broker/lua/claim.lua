@@ -3,7 +3,8 @@
 --   a worker with room left is registered idle in this call.
 -- Keys: root. Arguments: an offer (h_holdings.lua).
 -- Returns: {'ok', {grant, …}}, {'unknown'}: register first, or {'superseded'}: the worker's next incarnation is there. A grant is
---   {id, token, lots, attempt, losses, options, spec, signature, owner, queued_ms, state, cancel}.
+--   {id, token, lots, attempt, losses, options, spec, signature, owner, queued_ms, state, cancel, from, to} (items of an
+--   array; -1 for a plain job).
 register('claim', {'allow-oom'}, function(K, A)
   return H.claim(K[1], H.offer(A, 1), H.now())
 end)

@@ -67,9 +67,13 @@ end
 
 local function described(P, id, token)
   local v = redis.call('HMGET', H.job(P, id), 'token', 'lots', 'attempt', 'losses', 'options', 'spec', 'sig', 'owner', 'queued_ms',
-                       'state', 'cancel')
+                       'state', 'cancel', 'parent', 'from', 'to')
   if v[1] ~= token then return nil end
-  return {id, token, v[2] or '', v[3], v[4] or '0', v[5] or '', v[6], v[7], v[8], v[9] or '', v[10], v[11] or ''}
+  if v[12] then
+    v[5], v[6], v[9] = unpack(redis.call('HMGET', H.job(P, v[12]), 'options', 'spec', 'queued_ms'))
+  end
+  return {id, token, v[2] or '', v[3], v[4] or '0', v[5] or '', v[6] or '', v[7], v[8], v[9] or '', v[10], v[11] or '',
+          v[13] or '-1', v[14] or '-1'}
 end
 
 -- the grants of the same claim again: a lost reply grants nothing twice
@@ -97,7 +101,11 @@ local function grant(P, o, w, room, c, n, now)
   local id, entry = H.take(P, c.sig, c.owner, c.prio, c.seq)
   if not id then return nil end
   local key = H.job(P, id)
-  local v = redis.pcall('HMGET', key, 'state', 'prepare', 'seq', 'attempt')
+  local v = redis.pcall('HMGET', key, 'state', 'prepare', 'seq', 'attempt', 'count', 'queue')
+  if not v.err and v[5] and (v[1] == 'queued' or v[1] == 'running') and tonumber(v[3]) then
+    local chunk, its = H.grant_chunk(P, o, w, room, c, n, id, entry, {state = v[1], seq = v[3], count = v[5], queue = v[6]}, now)
+    return chunk and described(P, chunk, its)
+  end
   if v.err or v[1] ~= 'queued' or not tonumber(v[3]) or not tonumber(v[4]) then
     set_aside(P, c, id, entry, v, now)
     return nil

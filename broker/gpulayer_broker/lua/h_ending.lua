@@ -1,7 +1,8 @@
 -- Shared: how an attempt or a job ends. Every road out of `scheduled` and `running` goes through H.finish or H.again.
 
 local FIELDS = {'state', 'phase', 'token', 'sig', 'owner', 'prio', 'queue', 'worker', 'node', 'lots', 'entry', 'attempt', 'client',
-                'cancel', 'losses', 'seq', 'idem', 'ranks', 'ended_token', 'started_ms', 'on_outage', 'result', 'name'}
+                'cancel', 'losses', 'seq', 'idem', 'ranks', 'ended_token', 'started_ms', 'on_outage', 'count', 'parent', 'from',
+                'to'}
 
 -- the fields of a job that transitions need; nil where there is no such job
 function H.load(P, id)
@@ -37,7 +38,7 @@ function H.detach(P, j, now)
   if useful then H.poke_siblings(P, j.node, j.worker, now) end
 end
 
-local INLINE = 16384
+H.INLINE = 16384
 
 -- tells everybody who waits for this job, each on a stream of their own
 function H.tell(P, j, state)
@@ -46,7 +47,7 @@ function H.tell(P, j, state)
   if j.client ~= '' and (#who == 0 or redis.call('SISMEMBER', key, j.client) == 0) then who[#who + 1] = j.client end
   if #who == 0 then return end
   local result, kind = unpack(redis.call('HMGET', H.job(P, j.id), 'result', 'result_kind'))
-  if not result or #result > INLINE then result, kind = '', 'fetch' end
+  if not result or #result > H.INLINE then result, kind = '', 'fetch' end
   for _, client in ipairs(who) do
     local done = P .. 'done:' .. client
     redis.call('XADD', done, 'MAXLEN', '~', 100000, '0-*', 'job', j.id, 'state', state, 'kind', kind or '', 'result', result)
@@ -57,10 +58,11 @@ end
 
 -- a final state: indexes, counters, logs, waiters. `fields` are name, value, … for the record
 function H.finish(P, j, state, reason, fields, now)
+  if j.parent ~= '' then return H.end_chunk(P, j, state, reason, fields, now) end
   local from = j.state
   if #fields > 0 then redis.call('HSET', H.job(P, j.id), unpack(fields)) end
   redis.call('HSET', H.job(P, j.id), 'state', state, 'phase', '', 'end_reason', reason, 'ended_ms', now)
-  if from == 'running' or from == 'scheduled' then
+  if j.count == '' and (from == 'running' or from == 'scheduled') then
     H.close_log(P, j)
     H.detach(P, j, now)
   end
@@ -90,6 +92,7 @@ end
 
 -- the attempt is over and the job waits again at its old age
 function H.again(P, j, phase, now)
+  if j.parent ~= '' then return H.chunk_again(P, j, 0, now) end
   local from = j.state
   H.close_log(P, j)
   H.detach(P, j, now)
@@ -102,6 +105,7 @@ end
 
 -- the attempt is over and the job becomes runnable after a delay, at a new age
 function H.later(P, j, fields, delay_ms, now)
+  if j.parent ~= '' then return H.chunk_again(P, j, 0, now) end
   local from = j.state
   if #fields > 0 then redis.call('HSET', H.job(P, j.id), unpack(fields)) end
   H.close_log(P, j)
@@ -117,12 +121,12 @@ end
 function H.lost(P, j, now)
   return H.end_or(P, j, now, function()
     local losses = redis.call('HINCRBY', H.job(P, j.id), 'losses', 1)
-    if losses >= tonumber(redis.call('HGET', P .. 'config', 'lost_workers') or '3') then
+    if (j.parent == '' or j.to - j.from == 1) and losses >= tonumber(redis.call('HGET', P .. 'config', 'lost_workers') or '3') then
       local error = '{"type":"WorkerLost","message":"' .. losses .. ' workers were lost while they ran this job"}'
       H.finish(P, j, 'failed', 'worker_lost', {'error', error}, now)
       return 'failed'
     end
-    H.again(P, j, 'retrying', now)
+    if j.parent ~= '' then H.chunk_again(P, j, losses, now) else H.again(P, j, 'retrying', now) end
     return 'queued'
   end)
 end

@@ -1,12 +1,13 @@
--- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is fifteen values:
--- id, sig, owner, prio, queue, client, delay_ms, prepare, on_outage, idem, digest, kind, name, options, spec
+-- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is sixteen values:
+-- id, sig, owner, prio, queue, client, delay_ms, prepare, on_outage, idem, digest, kind, name, options, spec, count
+-- (count: how many calls an array stands for, 0 for a plain job)
 
-H.BLOCK = 15
+H.BLOCK = 16
 
 function H.block(A, i)
   return {id = A[i], sig = A[i + 1], owner = A[i + 2], prio = A[i + 3], queue = A[i + 4], client = A[i + 5], delay = tonumber(A[i + 6]),
           prepare = A[i + 7], on_outage = A[i + 8], idem = A[i + 9], digest = A[i + 10], kind = A[i + 11], name = A[i + 12],
-          options = A[i + 13], spec = A[i + 14]}
+          options = A[i + 13], spec = A[i + 14], count = tonumber(A[i + 15])}
 end
 
 -- names become parts of keys, and a priority outside 0 to 4 would never be claimed: whatever sends it, it is refused
@@ -15,6 +16,8 @@ function H.wrong(b)
     if not string.find(value, '^[^%s:]+$') then return H.refuse('submit', name .. ' is empty, or holds a blank or a colon') end
   end
   if not string.find(b.prio, '^[0-4]$') then return H.refuse('submit', 'priority ' .. b.prio) end
+  if not b.count or b.count < 0 or b.count ~= math.floor(b.count) then return H.refuse('submit', 'count') end
+  if string.find(b.id, '/', 1, true) then return H.refuse('submit', 'id holds a slash') end
   if not b.delay or b.delay < 0 or b.delay ~= b.delay then return H.refuse('submit', 'delay') end
   return nil
 end
@@ -52,7 +55,7 @@ function H.create(P, b, now)
   redis.call('HSET', H.job(P, b.id), 'spec', b.spec, 'signed', '', 'sig', b.sig, 'owner', b.owner, 'prio', b.prio, 'queue', b.queue,
              'kind', b.kind, 'name', b.name, 'options', b.options, 'prepare', b.prepare, 'attempt', 0, 'seq', seq, 'created_ms', now,
              'state', 'queued')
-  local rare = {}
+  local rare = b.count > 0 and {'count', b.count} or {}
   if b.client ~= '' then rare[#rare + 1] = 'client'; rare[#rare + 1] = b.client end
   if b.on_outage ~= '' then rare[#rare + 1] = 'on_outage'; rare[#rare + 1] = b.on_outage end
   if b.idem ~= '' then

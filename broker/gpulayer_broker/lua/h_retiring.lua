@@ -44,12 +44,19 @@ function H.forget_worker(P, w)
   redis.call('DEL', P .. 'worker:' .. w, P .. 'inbox:' .. w, P .. 'deaths:' .. w)
 end
 
+-- a result that is past its own, shorter retention
+function H.fade(P, id)
+  redis.call('HDEL', H.job(P, id), 'result')
+  redis.call('DEL', P .. 'pages:' .. id)
+end
+
 -- all keys of a finished job
 function H.purge(P, id)
   local j = H.load(P, id)
   redis.call('ZREM', P .. 'jobs:final', id)
   if not j or not H.FINAL[j.state] then return end
-  for attempt = 1, tonumber(j.attempt) do
+  if j.count ~= '' then H.forget_array(P, id) end
+  for attempt = 1, j.count == '' and tonumber(j.attempt) or 0 do
     for rank = 0, tonumber(j.ranks ~= '' and j.ranks or '1') - 1 do
       redis.call('DEL', P .. 'log:' .. id .. ':' .. attempt .. ':' .. rank)
     end

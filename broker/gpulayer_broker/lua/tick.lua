@@ -70,11 +70,11 @@ local function purge(P, now, retention, results, out)
   local mark = redis.call('HGET', P .. 'clock', 'results_ms') or '0'
   local faded = redis.call('ZRANGEBYSCORE', P .. 'jobs:final', '(' .. mark, now - results, 'WITHSCORES', 'LIMIT', 0, BATCH)
   for i = 1, #faded, 2 do
-    redis.call('HDEL', H.job(P, faded[i]), 'result')
+    H.fade(P, faded[i])
     mark = faded[i + 1]
   end
   if #faded > 0 then
-    for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'jobs:final', mark, mark)) do redis.call('HDEL', H.job(P, id), 'result') end
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'jobs:final', mark, mark)) do H.fade(P, id) end
     redis.call('HSET', P .. 'clock', 'results_ms', mark)
   end
   H.retire_idle(P, now - H.DAY_MS, BATCH)
