@@ -10,7 +10,7 @@ from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import Link
 from tests import snapshot
 from tests.checker import violations
-from tests.queueing import GRACE_MS, LEASE_MS, NO_RETENTION, Hand, signature
+from tests.queueing import GRACE_MS, HEARTBEAT_MS, LEASE_MS, NO_RETENTION, Hand, signature
 from tests.virtual import Clock, virtual_library
 
 CPU = signature()
@@ -162,3 +162,28 @@ def test_a_worker_that_slept_for_days_with_a_job_is_asked_to_register_and_gets_w
     second = hand.submit(CPU)
     assert [g.id for g in hand.claim(worker)] == [second]
     assert (grant.id, hand.commit(worker, grant).verdict) == (job, "ok")
+
+
+def test_a_worker_that_has_been_silent_is_not_rung(hand: Hand, clock: Clock) -> None:
+    for name in ("silent", "alive"):
+        hand.claim(hand.machine(name, {CPU: ()}))
+    clock.advance(3 * HEARTBEAT_MS)
+    hand.claim(hand.machine("alive"))
+
+    hand.submit(CPU)
+    hand.submit(CPU)
+
+    assert (hand.mail("silent"), hand.mail("alive")) == ([], ["work"])
+
+
+def test_a_worker_on_which_three_different_jobs_died_is_set_aside_for_a_while(hand: Hand, clock: Clock) -> None:
+    worker = hand.machine("w1", {CPU: ()}, slots=1)
+    for n in range(3):
+        hand.submit(CPU, priority=3 - n)
+        hand.claim(worker)
+        worker.incarnation = f"i{n}x"
+        hand.register(worker)
+
+    assert hand.claim(worker) == ()
+    clock.advance(600_001)
+    assert len(hand.claim(worker)) == 1

@@ -433,3 +433,34 @@ def test_what_leaves_a_table_counts_as_a_new_version_of_it(hand: Hand) -> None:
     hand.introduce(signature(tag="one-more"), {})
 
     assert int(hand.link.call("GET", hand.key("signatures_version"))) == before + 2
+
+
+def test_a_signature_judged_against_an_older_table_of_classes_is_refused(hand: Hand) -> None:
+    hand.machine("w1", fits(CPU))
+    answer = hand.run(fn.introduce(signature(tag="new"), b"{}", "0", {}))
+
+    assert (answer.outcome, answer.version) == ("match", "1")
+    assert not hand.link.call("HEXISTS", hand.key("signatures"), signature(tag="new"))
+
+
+def test_a_class_judged_against_an_older_table_of_signatures_is_refused(hand: Hand) -> None:
+    worker = fn.Registration("w1", "n1", "i1", "k1", 1, 1, 1, 1, 1, b"{}", b"{}")
+    answer = hand.run(fn.register(worker, "0", {}))
+
+    assert (answer.outcome, answer.version) == ("match", "1")
+    assert not hand.link.call("EXISTS", hand.key("worker:w1"))
+
+
+def test_the_tables_come_in_pages_with_their_version(hand: Hand) -> None:
+    expected = {CPU: b"{}"} | {signature(tag=f"s{n}"): b"{}" for n in range(600)}
+    for n in range(600):
+        hand.introduce(signature(tag=f"s{n}"), {})
+    cursor, rows, pages = "0", {}, 0
+    while pages == 0 or cursor != "0":
+        page = hand.run(fn.match("signatures", cursor))
+        assert page.version == "601"
+        cursor, pages = page.cursor, pages + 1
+        rows |= page.rows
+
+    assert rows == expected
+    assert pages > 1
