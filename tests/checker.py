@@ -116,7 +116,7 @@ def _places(s: Snapshot) -> Iterator[str]:
 
 
 def _holders(s: Snapshot) -> Iterator[str]:
-    """Each running attempt has a token of its number, a lease and a known worker, and nothing else has a lease (I2, I9)."""
+    """Each running attempt has a token of its number, a lease and a known worker; nothing else has a lease (I2, I9)."""
     alive = running(s)
     if set(s.zsets.get("leases", {})) != set(alive):
         yield f"leases of {sorted(s.zsets.get('leases', {}))}, running are {sorted(alive)}"

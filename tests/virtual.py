@@ -1,7 +1,7 @@
-"""The queue's functions under a clock that a test sets: the same Lua, loaded beside the real library under another name.
+"""The queue's functions under a clock that a test sets: the same Lua, beside the real library under another name.
 
-Only the body of `H.now` differs: it reads the time from a key. While `virtual_library` is open, the typed stubs call these
-functions, and no time passes unless the test says so.
+Only the body of `H.now` differs: it reads the time from a key. While `virtual_library` is open, the typed stubs call
+these functions, and no time passes unless the test says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A plain Python model of the queue: what each function must do, without indexes, streams or Lua.
 
-One `Model` stands beside the real server. It predicts states, grants, ledgers, events and notices; it is written from the
-protocol, not from the Lua, and keeps no index that it could get wrong.
+One `Model` stands beside the real server. It predicts states, grants, ledgers, events and notices; it is written from
+the protocol, not from the Lua, and keeps no index that it could get wrong.
 """
 
 from __future__ import annotations

@@ -176,7 +176,9 @@ def test_a_worker_that_has_been_silent_is_not_rung(hand: Hand, clock: Clock) -> 
     assert (hand.mail("silent"), hand.mail("alive")) == ([], ["work"])
 
 
-def test_a_worker_on_which_three_different_jobs_died_is_set_aside_for_a_while(hand: Hand, clock: Clock) -> None:
+def test_a_worker_on_which_three_different_jobs_died_is_set_aside_for_a_while(
+    hand: Hand, clock: Clock
+) -> None:
     worker = hand.machine("w1", {CPU: ()}, slots=1)
     for n in range(3):
         hand.submit(CPU, priority=3 - n)

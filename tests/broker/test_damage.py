@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -14,7 +15,7 @@ from gpulayer_broker.errors import ServerOutOfMemory
 from gpulayer_broker.functions import Ending, Submission
 from tests import snapshot
 from tests.checker import violations
-from tests.queueing import HEARTBEAT_MS, LEASE_MS, NO_RETENTION, Hand, Machine, signature
+from tests.queueing import HEARTBEAT_MS, LEASE_MS, NO_RETENTION, Hand, signature
 from tests.servers import QueueServer
 from tests.virtual import virtual_library
 
@@ -151,7 +152,7 @@ def test_a_signature_that_cannot_be_read_is_refused_and_one_in_the_heads_is_pass
 )
 def test_a_submit_that_no_worker_could_ever_claim_is_refused(hand: Hand, facts: dict[str, object]) -> None:
     before = snapshot.read(hand.link, hand.root)
-    with pytest.raises(ReplyError, match="GPULAYER submit|submit"):
+    with pytest.raises(ReplyError, match="submit"):
         hand.submit(CPU, **facts)
     assert snapshot.read(hand.link, hand.root) == before
 
@@ -163,12 +164,13 @@ def test_an_unknown_word_changes_nothing(hand: Hand) -> None:
     before = snapshot.read(hand.link, hand.root)
 
     bad = Submission("j_2", CPU, b"", priority=9)
-    for call in (
+    calls: tuple[fn.Call[Any], ...] = (
         fn.commit(Ending(job, grant.token, "done")),
         fn.commit(Ending(job, grant.token, "succeeded", outbox=[bad])),
         fn.release(job, grant.token, "dropped"),
         fn.drain("w1", "asleep"),
-    ):
+    )
+    for call in calls:
         with pytest.raises(ReplyError):
             hand.run(call)
     assert snapshot.read(hand.link, hand.root) == before

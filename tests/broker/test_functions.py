@@ -421,7 +421,12 @@ def test_a_cancelled_attempt_keeps_its_logs_and_usage_but_no_result(hand: Hand) 
 
     hand.commit(worker, grant, "failed", fields={"logs": b"digest", "usage": b"{}", "error": b"{}"})
 
-    assert [hand.get(job, name) for name in ("state", "logs", "usage", "error")] == ["cancelled", "digest", "{}", ""]
+    assert [hand.get(job, name) for name in ("state", "logs", "usage", "error")] == [
+        "cancelled",
+        "digest",
+        "{}",
+        "",
+    ]
 
 
 def test_what_leaves_a_table_counts_as_a_new_version_of_it(hand: Hand) -> None:
@@ -455,7 +460,8 @@ def test_the_tables_come_in_pages_with_their_version(hand: Hand) -> None:
     expected = {CPU: b"{}"} | {signature(tag=f"s{n}"): b"{}" for n in range(600)}
     for n in range(600):
         hand.introduce(signature(tag=f"s{n}"), {})
-    cursor, rows, pages = "0", {}, 0
+    rows: dict[str, bytes] = {}
+    cursor, pages = "0", 0
     while pages == 0 or cursor != "0":
         page = hand.run(fn.match("signatures", cursor))
         assert page.version == "601"
@@ -464,3 +470,31 @@ def test_the_tables_come_in_pages_with_their_version(hand: Hand) -> None:
 
     assert rows == expected
     assert pages > 1
+
+
+def test_a_checkpoint_belongs_to_the_job_and_outlives_its_attempt(hand: Hand) -> None:
+    job = hand.submit(CPU)
+    worker = hand.machine("w1", fits(CPU))
+    (grant,) = hand.claim(worker)
+
+    assert hand.run(fn.checkpoint(job, grant.token, "digest")) == "ok"
+    hand.run(fn.release(job, grant.token, "lost"))
+    assert hand.get(job, "checkpoint") == "digest"
+
+
+@pytest.mark.parametrize("way", ["lost", "returned", "register"])
+def test_an_attempt_that_is_lost_or_given_back_after_a_cancel_does_not_run_again(
+    hand: Hand, way: str
+) -> None:
+    job = hand.submit(CPU)
+    worker = hand.machine("w1", fits(CPU))
+    (grant,) = hand.claim(worker)
+    hand.run(fn.cancel(job))
+
+    if way == "register":
+        worker.incarnation = "i2"
+        hand.register(worker)
+    else:
+        hand.run(fn.release(job, grant.token, way))
+
+    assert hand.state(job) == "cancelled"

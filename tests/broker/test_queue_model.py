@@ -1,7 +1,7 @@
 """Random histories of every function on a real server, beside a plain model that predicts each of them.
 
-After each step the whole namespace is read: states, grants, order, ledgers, leases, counters, heads, streams, events and
-notices equal the model's. GPULAYER_EXAMPLES sets the number of histories (100 if unset).
+After each step the whole namespace is read: states, grants, order, ledgers, leases, counters, heads, streams, events
+and notices equal the model's. GPULAYER_EXAMPLES sets the number of histories (100 if unset).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import secrets
 from collections import Counter
 from dataclasses import replace
+from typing import cast
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
@@ -367,8 +368,8 @@ def _expected(j: Job) -> dict[str, object]:
 
 def test_every_history_goes_as_the_model_says(link: Link) -> None:
     with virtual_library(link) as clock:
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
-            lambda: QueueMachine(link, clock),
+        run_state_machine_as_test(
+            cast(type[RuleBasedStateMachine], lambda: QueueMachine(link, clock)),
             settings=settings(
                 max_examples=EXAMPLES,
                 stateful_step_count=STEPS,

@@ -92,10 +92,28 @@ def lasting(s: Snapshot) -> Snapshot:
     return s
 
 
-NAMES = (
-    "submit, submit delayed, submit with a key, introduce, register, claim, renew, log, checkpoint, commit, commit and claim, "
-    "commit a retry, release returned, release lost, release unfit, cancel queued, cancel running, watch, drain, tick"
-).split(", ")
+NAMES = [
+    "submit",
+    "submit delayed",
+    "submit with a key",
+    "introduce",
+    "register",
+    "claim",
+    "renew",
+    "log",
+    "checkpoint",
+    "commit",
+    "commit and claim",
+    "commit a retry",
+    "release returned",
+    "release lost",
+    "release unfit",
+    "cancel queued",
+    "cancel running",
+    "watch",
+    "drain",
+    "tick",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,7 +128,9 @@ def test_a_call_sent_again_because_its_reply_was_lost_changes_nothing_more(hand:
 
         assert lasting(snapshot.read(hand.link, hand.root)) == once
         if name in ("claim", "commit and claim"):
-            grants = [answer.grants if name == "claim" else answer.claimed.grants for answer in (first, second)]
+            grants = [
+                answer.grants if name == "claim" else answer.claimed.grants for answer in (first, second)
+            ]
             assert grants[0] == grants[1] != ()
         assert violations(once) == []
 
@@ -174,7 +194,8 @@ def _submit_until_answered(place: Place, key: str, back: threading.Event) -> str
 
 
 @pytest.mark.parametrize(
-    "transition", ["submit", "promote", "claim", "start", "commit", "fail", "retry", "release", "lose", "return"]
+    "transition",
+    ["submit", "promote", "claim", "start", "commit", "fail", "retry", "release", "lose", "return"],
 )
 def test_a_cancel_at_any_transition_ends_the_job_once(hand: Hand, transition: str) -> None:
     """The cancel races with the transition, twenty times; afterwards the holder learns of it and reports."""
@@ -194,7 +215,9 @@ def test_a_cancel_at_any_transition_ends_the_job_once(hand: Hand, transition: st
         assert violations(seen) == []
         for holder in running(seen).values():
             hand.run(fn.commit(Ending(job, holder["token"], "failed", "signal")))
-        assert hand.state(job) in (("cancelled", "succeeded", "failed") if transition in ("commit", "fail") else ("cancelled",))
+        assert hand.state(job) in (
+            ("cancelled", "succeeded", "failed") if transition in ("commit", "fail") else ("cancelled",)
+        )
         machine.held.clear()
         hand.link.call("DEL", hand.key("deaths:w1"))
     events = snapshot.read(hand.link, root).streams["events"].entries.values()

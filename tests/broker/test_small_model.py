@@ -1,8 +1,9 @@
 """Every state that two jobs and two workers can reach, by the real functions on a real server.
 
-A breadth-first search: from each distinct state every event is tried (submit, claim, commits, repeated and stale ones, crash and
-return, lease and bell that run out, release, cancel, delay that is due), until no new state is left. In each state the
-invariants hold; each step is a transition of the table in `job.py` with one event; what is final or refused changes nothing.
+A breadth-first search: from each distinct state every event is tried (submit, claim, commits, repeated and stale ones,
+crash and return, lease and bell that run out, release, cancel, delay that is due), until no new state is left. In each
+state the invariants hold; each step is a transition of the table in `job.py` with one event; what is final or refused
+changes nothing.
 Attempts are bounded (a job that had two is not claimed again) and two losses end a job, so the space is finite.
 """
 
@@ -12,6 +13,7 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from gpulayer_broker import functions as fn
@@ -215,7 +217,7 @@ def judge(event: Event, answer: Any, before: Snapshot, after: Snapshot) -> None:
         old = before.job(job)
         states = [old.get("state", ""), *path.get(job, [])]
         assert states[-1] == j["state"], (event.name, job, states, j["state"])
-        assert all(move in MOVES for move in zip(states, states[1:], strict=False)), (event.name, job, states)
+        assert all(move in MOVES for move in pairwise(states)), (event.name, job, states)
         if old.get("state") in FINAL:
             assert j == old, (event.name, job, old, j)
         if j.get("token") and j["token"] != old.get("token"):

@@ -1,7 +1,7 @@
 """No wake-up is lost: once every worker that was rung has claimed, no idle worker fits a job that waits.
 
-Random histories with several classes, device needs, workers that share a node, drains, releases, losses and retries. The
-workers follow the one rule of claiming: whoever got as many jobs as it asked for asks again when it has a thread.
+Random histories with several classes, device needs, workers that share a node, drains, releases, losses and retries.
+The workers follow the one rule of claiming: whoever got as many jobs as it asked for asks again when it has a thread.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class History:
         self.hand = Hand(link, f"gpulayer:{{h{secrets.token_hex(6)}}}:")
         self.machines = {m.id: m for m in self._machines()}
         self.read = dict.fromkeys(self.machines, "0-0")
-        self.fits = {c: {s: (0,) for s in SIGNATURES if self.random.random() < 0.6} for c in CLASSES}
+        self.fits: dict[str, dict[str, tuple[int, ...]]] = {
+            c: {s: (0,) for s in SIGNATURES if self.random.random() < 0.6} for c in CLASSES
+        }
         for sig in SIGNATURES:
             self.hand.introduce(sig, {})
         for machine in self.machines.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -21,9 +21,9 @@ def place(valkey: Endpoint, root: str) -> Place:
 
 
 @pytest.fixture
-def server(queue_server: Callable[..., QueueServer]) -> Iterator[QueueServer]:
+def server(queue_server: Callable[..., QueueServer]) -> QueueServer:
     """Append-only, so that it may be killed."""
-    yield queue_server(append_only=True)
+    return queue_server(append_only=True)
 
 
 @pytest.fixture

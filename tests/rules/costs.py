@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import Link
@@ -25,7 +26,7 @@ class Costs:
     commit: Counter[str]
 
 
-def commands_of(hand: Hand, call: Call[object]) -> Counter[str]:
+def commands_of(hand: Hand, call: Call[Any]) -> Counter[str]:
     """The commands that the server runs for one call."""
     hand.link.call("CONFIG", "RESETSTAT")
     hand.run(call)

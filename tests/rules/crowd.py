@@ -1,7 +1,7 @@
 """Workers and clients that race and die: threads and processes with links of their own, on one namespace.
 
-`python -m tests.rules.crowd SOCKET ROOT WORKER` is a worker process: it claims one job at a time, writes one piece of log, says on
-its output what it holds, and commits; until it is killed or its input ends.
+`python -m tests.rules.crowd SOCKET ROOT WORKER` is a worker process: it claims one job at a time, says on its output
+what it holds, writes a piece of log and commits; until it is killed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gpulayer_broker import functions as fn
@@ -50,6 +51,11 @@ class Place:
         seen = self.look()
         assert violations(seen) == []
         return seen
+
+
+def each(work: Callable[[str], object], *names: str) -> list[Callable[[], object]]:
+    """The work for each name, for `together`."""
+    return [partial(work, name) for name in names]
 
 
 def together(*works: Callable[[], object]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,7 @@ from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import NoAnswer
 from gpulayer_broker.functions import Ending
 from gpulayer_broker.job import TRANSITIONS
-from tests.rules.crowd import CPU, FINAL, Place, finish_all, lose_all, together
+from tests.rules.crowd import CPU, FINAL, Place, each, finish_all, lose_all, together
 from tests.servers import QueueServer
 
 pytestmark = pytest.mark.rule_01
@@ -25,6 +28,17 @@ def paths(place: Place) -> dict[str, list[str]]:
     return out
 
 
+def send(place: Place, call: fn.Call[Any]) -> None:
+    with place.hand() as hand:
+        hand.run(call)
+
+
+def expire(place: Place, job: str) -> None:
+    with place.hand() as hand:
+        hand.expire(job)
+        hand.tick()
+
+
 def test_whoever_ends_an_attempt_at_once_it_ends_once(place: Place) -> None:
     """Two commits, a release, a cancel and the reaper race for each attempt."""
     with place.hand() as hand:
@@ -33,22 +47,13 @@ def test_whoever_ends_an_attempt_at_once_it_ends_once(place: Place) -> None:
             job = hand.submit(CPU)
             (grant,) = hand.claim(worker)
 
-            def call(what: fn.Call[object]) -> None:
-                with place.hand() as mine:
-                    mine.run(what)
-
-            def expire() -> None:
-                with place.hand() as mine:
-                    mine.expire(job)
-                    mine.tick()
-
-            together(
-                lambda g=grant: call(fn.commit(Ending(g.id, g.token, "succeeded"))),  # type: ignore[misc]
-                lambda g=grant: call(fn.commit(Ending(g.id, g.token, "failed"))),  # type: ignore[misc]
-                lambda g=grant: call(fn.release(g.id, g.token, "returned")),  # type: ignore[misc]
-                lambda g=grant: call(fn.cancel(g.id)),  # type: ignore[misc]
-                expire,
+            calls = (
+                fn.commit(Ending(job, grant.token, "succeeded")),
+                fn.commit(Ending(job, grant.token, "failed")),
+                fn.release(job, grant.token, "returned"),
+                fn.cancel(job),
             )
+            together(*(partial(send, place, call) for call in calls), partial(expire, place, job))
             place.check()
             finish_all(hand, worker)
             worker.held.clear()
@@ -56,7 +61,7 @@ def test_whoever_ends_an_attempt_at_once_it_ends_once(place: Place) -> None:
     for job, path in paths(place).items():
         assert path[-1] == seen.job(job)["state"] in FINAL
         assert sum(state in FINAL for state in path) == 1, path
-        assert all(move in MOVES for move in zip(path, path[1:], strict=False)), path
+        assert all(move in MOVES for move in pairwise(path)), path
 
 
 def test_a_server_that_is_killed_under_load_leaves_every_job_in_one_state(
@@ -76,7 +81,7 @@ def test_a_server_that_is_killed_under_load_leaves_every_job_in_one_state(
 
     place = durable
     together(
-        *(lambda n=n: load(f"w{n}") for n in range(3)),  # type: ignore[misc]
+        *each(load, "w0", "w1", "w2"),
         lambda: _kill_after(place, server, 200),
     )
     server.start()
@@ -86,7 +91,7 @@ def test_a_server_that_is_killed_under_load_leaves_every_job_in_one_state(
         finish_all(hand, hand.machine("w9"))
     seen = place.check()
     assert {j["state"] for j in seen.jobs.values()} == {"succeeded"}
-    assert all(move in MOVES for path in paths(place).values() for move in zip(path, path[1:], strict=False))
+    assert all(move in MOVES for path in paths(place).values() for move in pairwise(path))
 
 
 def _kill_after(place: Place, server: QueueServer, jobs: int) -> None:

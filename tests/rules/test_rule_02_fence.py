@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import threading
+from functools import partial
 
 import pytest
 
 from gpulayer_broker import functions as fn
-from gpulayer_broker.functions import Ending
+from gpulayer_broker.functions import Ending, Grant
 from tests.rules.crowd import CPU, Place, lose_all, processes, together
 
 pytestmark = pytest.mark.rule_02
@@ -42,6 +42,12 @@ def test_a_stopped_worker_that_wakes_after_its_lease_moved_on_is_stale_on_every_
         assert hand.get(job, "result") == "mine"
 
 
+def report(place: Place, grant: Grant, result: str, answers: dict[str, str]) -> None:
+    ending = Ending(grant.id, grant.token, "succeeded", fields={"result": result})
+    with place.hand() as hand:
+        answers[result] = hand.run(fn.commit(ending)).verdict
+
+
 def test_of_two_attempts_that_report_at_once_only_the_current_one_counts(place: Place) -> None:
     with place.hand() as hand:
         two = hand.machine("w2")
@@ -51,17 +57,7 @@ def test_of_two_attempts_that_report_at_once_only_the_current_one_counts(place: 
             lose_all(hand)
             (new,) = hand.claim(two, 1)
             answers: dict[str, str] = {}
-            lock = threading.Lock()
-
-            def report(name: str, token: str) -> None:
-                with place.hand() as mine:
-                    verdict = mine.run(
-                        fn.commit(Ending(job, token, "succeeded", fields={"result": name}))
-                    ).verdict
-                with lock:
-                    answers[name] = verdict
-
-            together(lambda t=old.token: report("old", t), lambda t=new.token: report("new", t))  # type: ignore[misc]
+            together(partial(report, place, old, "old", answers), partial(report, place, new, "new", answers))
 
             assert (answers["new"], hand.get(job, "result")) == ("ok", "new")
             assert answers["old"] == "stale"

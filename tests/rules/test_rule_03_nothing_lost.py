@@ -15,7 +15,7 @@ pytestmark = pytest.mark.rule_03
 
 
 def test_workers_killed_anywhere_lose_no_job(place: Place) -> None:
-    """SIGKILL at random moments, between claim and commit and within; each killed worker is another's loss to pick up."""
+    """SIGKILL at random moments, between claim and commit and within; the others pick up what is lost."""
     dice = random.Random(3)
     with place.hand() as hand:
         hand.link.call("HSET", hand.key("config"), "lost_workers", 1000)

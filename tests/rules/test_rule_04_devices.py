@@ -10,7 +10,7 @@ import pytest
 from gpulayer_broker.functions import DeviceLot
 from tests.checker import lots_of, running
 from tests.queueing import Hand, signature
-from tests.rules.crowd import Place, lose_all, lots, together
+from tests.rules.crowd import Place, each, lose_all, lots, together
 
 pytestmark = pytest.mark.rule_04
 GPU = signature(gpus=1, vram=4000, tag="gpu")
@@ -48,7 +48,7 @@ def test_workers_that_race_for_the_same_devices_never_hold_one_twice(devices: Pl
                             del books[lot]
                     hand.commit(machine, grant)
 
-    together(*(lambda n=n: work(f"w{n}") for n in range(4)))  # type: ignore[misc]
+    together(*each(work, "w0", "w1", "w2", "w3"))
     seen = devices.check()
     assert len(seen.zsets["jobs:succeeded"]) == 150
 
@@ -76,7 +76,7 @@ def test_shares_of_a_device_are_granted_once_each_and_within_its_memory(devices:
         with devices.hand() as hand:
             hand.claim(hand.machine(name, node="n", slots=8, lots=shares))
 
-    together(*(lambda n=n: claim(f"w{n}") for n in range(4)))  # type: ignore[misc]
+    together(*each(claim, "w0", "w1", "w2", "w3"))
     alive = running(devices.check())
     assert len(alive) == 2, "two jobs of 4,000 MiB fit 9,000 MiB, four shares or not"
     assert len({lot for j in alive.values() for lot in lots_of(j)}) == 2
@@ -112,7 +112,7 @@ def test_cores_and_memory_of_a_machine_are_granted_once_whoever_claims(place: Pl
         with place.hand() as mine:
             _claim_all(mine, name)
 
-    together(*(lambda n=n: claim(f"w{n}") for n in range(4)))  # type: ignore[misc]
+    together(*each(claim, "w0", "w1", "w2", "w3"))
     assert len(running(place.check())) == 2, "7,000 MiB hold two jobs of 3,000"
 
 

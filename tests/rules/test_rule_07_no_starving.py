@@ -6,11 +6,12 @@ Fair share between submitters is the stated exception, and has its own tests her
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
 from tests.queueing import Hand, signature
-from tests.rules.crowd import CPU, Place, lose_all, together
+from tests.rules.crowd import CPU, Place, each, lose_all, together
 
 pytestmark = pytest.mark.rule_07
 SIGNATURES = [signature(tag=f"s{n}") for n in range(5)]
@@ -58,7 +59,7 @@ def test_no_job_is_passed_over_while_others_race_to_submit(many: Place) -> None:
                         del waiting[job]
 
     waiting_done: set[str] = set()
-    together(*(lambda n=n: submit(n) for n in range(1, 5)), claim)  # type: ignore[misc]
+    together(*(partial(submit, n) for n in range(1, 5)), claim)
     many.check()
 
 
@@ -95,7 +96,7 @@ def test_a_submitter_with_a_thousand_jobs_does_not_keep_another_waiting(place: P
         with place.hand() as hand:
             owners.extend(g.owner for g in hand.claim(hand.machine(name, slots=4)))
 
-    together(*(lambda n=n: claim(f"w{n}") for n in range(4)))  # type: ignore[misc]
+    together(*each(claim, "w0", "w1", "w2", "w3"))
     assert (owners.count("ann"), owners.count("bob")) == (8, 8)
     place.check()
 

@@ -1,4 +1,4 @@
-"""Rule 10: everything that grows has a bound or a retention: streams, logs, finished jobs, dead consumers, idle signatures."""
+"""Rule 10: everything that grows has a bound or a retention: streams, logs, finished jobs, consumers, tables."""
 
 from __future__ import annotations
 
