@@ -56,6 +56,8 @@ class Delivery:
     def __init__(self, queues: Collection[str]) -> None:
         self.queues = queues
         self.member: Member | None = None
+        # Set when the process is to end at once: what cannot be told is then let go, not tried again.
+        self.hurried = False
         self._waiting: defaultdict[str, queue.SimpleQueue[CapabilityMessage]] = defaultdict(queue.SimpleQueue)
 
     def open(self, member: Member) -> None:
@@ -93,8 +95,10 @@ class Delivery:
         """Ends an attempt. What the queue refuses to write ends as a failure that says so."""
         assert self.member is not None
         try:
-            with _worth_another_try():
+            with self._worth_another_try():
                 self.member.claims.commit(attempt, ending, needs)
+        except (Unavailable, NotAllowed) as error:
+            self._let_go(attempt, error)
         except ReplyError as error:
             log.error("job %s: the queue refuses its report: %s", attempt.id, error)
             fields = {"error": error_field("ReportRefused", str(error))}
@@ -104,7 +108,7 @@ class Delivery:
     def _end_plainly(self, attempt: Attempt, ending: Ending) -> None:
         assert self.member is not None
         try:
-            with _worth_another_try():
+            with self._worth_another_try():
                 self.member.claims.commit(attempt, ending)
         except GpulayerError as error:
             self._let_go(attempt, error)
@@ -112,25 +116,26 @@ class Delivery:
     def release(self, message: CapabilityMessage, how: str = "returned") -> None:
         assert self.member is not None
         try:
-            with _worth_another_try():
+            with self._worth_another_try():
                 self.member.claims.release(message.attempt, how)
         except GpulayerError as error:
             self._let_go(message.attempt, error)
+
+    @contextmanager
+    def _worth_another_try(self) -> Iterator[None]:
+        """What passes, or an operator can mend, is what Dramatiq calls a failed connection: it tries again."""
+        try:
+            yield
+        except (Unavailable, NotAllowed) as error:
+            if self.hurried:
+                raise
+            raise ConnectionFailed(str(error)) from error
 
     def _let_go(self, attempt: Attempt, error: GpulayerError) -> None:
         """No longer listed in a heartbeat, so that the queue takes it back."""
         assert self.member is not None
         log.error("job %s: its end cannot be told and it will run again: %s", attempt.id, error)
         self.member.attempts.remove(attempt)
-
-
-@contextmanager
-def _worth_another_try() -> Iterator[None]:
-    """What passes, or an operator can mend, is what Dramatiq calls a failed connection: it tries again."""
-    try:
-        yield
-    except (Unavailable, NotAllowed) as error:
-        raise ConnectionFailed(str(error)) from error
 
 
 class CapabilityConsumer(Consumer):

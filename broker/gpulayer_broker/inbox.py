@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,26 +36,25 @@ class Inbox(threading.Thread):
         self.queue = queue
         self.key = queue.keys.inbox(worker)
         self.block_s = block_s
-        self.last_good_s = time.monotonic()
         self._claim, self._on_mail = claim, on_mail
         self._stopped = threading.Event()
 
     def run(self) -> None:
         last = b"0-0"
-        unasked = True
+        unasked, silent = True, False
         while not self._stopped.is_set():
             try:
                 if unasked:
                     self._claim()
                 entries = self._read(last)
-                self.last_good_s = time.monotonic()
+                silent = False
                 if entries:
                     last = entries[-1][0]
                 unasked = self._sort(entries)
             except GpulayerError as error:
-                if not self._stopped.is_set():
+                if not (self._stopped.is_set() or silent):
                     log.warning("inbox: %s", error)
-                unasked = True
+                unasked = silent = True
                 self._stopped.wait(PAUSE_S)
             except Exception:  # the thread must go on: a worker without an inbox is connected and never works
                 log.exception("inbox")

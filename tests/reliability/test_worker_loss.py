@@ -119,9 +119,7 @@ def test_a_worker_that_stood_still_past_its_lease_changes_nothing_when_it_wakes(
     desk: Desk, hire: Hire, tmp_path: Path
 ) -> None:
     sleeper = hire(lease_s=2, heartbeat_s=0.4, lease_grace_s=0.5)
-    script = (
-        f"echo attempt $GPULAYER_ATTEMPT $$; if [ $GPULAYER_ATTEMPT = 1 ]; then {STUBBORN}; fi; echo from the second"
-    )
+    script = f"echo of $GPULAYER_ATTEMPT $$; if [ $GPULAYER_ATTEMPT = 1 ]; then {STUBBORN}; fi; echo from the second"
     job = desk.shell(script, outputs=("*.txt",))
     pid = int(wait_until(lambda: words(desk, job, 3), 20, "it runs")[2])
     with standing_still(sleeper.pid):

@@ -256,6 +256,7 @@ class Agent:
         member.drain()
         while len(member.attempts) and self._signals < 2:
             self._bell.wait(0.05)
+        self._broker.delivery.hurried = True
         for attempt in member.attempts.all():
             attempt.stop(RETURNED)
         worker.stop(timeout=STOP_PATIENCE_MS)
