@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpulayer_worker.runner import wire
+from gpulayer_worker.runner import cgroups, wire
 
 from . import ending
 from .job import Ending, Exit, FunctionCall, JobHandle, JobProcess, Usage
@@ -67,6 +67,7 @@ class _Running:
             "env": dict(job.env),
             "umask": job.umask,
             "lease_until_s": self.lease_until_s,
+            "cgroups": list(job.cgroups),
             "pipes": names,
             "descriptors": len(names),
         }
@@ -368,6 +369,8 @@ class ForkServer:
         if lost:
             started = [item.handle.started for item in lost.values()]
             sessions = {future.result() for future in started if future.done() and not future.exception()}
+            for item in lost.values():
+                cgroups.kill(item.handle.job.cgroups)
             ending.end_jobs(sessions, set(lost))
         if self._after_loss is not None:
             self._after_loss()

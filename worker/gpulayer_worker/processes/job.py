@@ -47,7 +47,8 @@ class JobProcess:
     `id` names the process on this machine, for all workers and for all time: job, attempt and rank belong into it.
 
     `stdout` and `stderr` are descriptors of the caller, who may close them as soon as `start` has returned.
-    `python` and `preload` matter to functions only. The lease is a moment of `lease_clock_s`.
+    `python` and `preload` matter to functions only. The lease is a moment of `lease_clock_s`. `cgroups` are the
+    folders of the control group that the main process enters before it runs anything of the user's.
     """
 
     id: str
@@ -61,6 +62,7 @@ class JobProcess:
     umask: int = DEFAULT_UMASK
     lease_until_s: float | None = None
     on_progress: Callable[[dict[str, float]], None] | None = None
+    cgroups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

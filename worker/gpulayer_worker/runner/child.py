@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from . import call, proctree, report
+from . import call, cgroups, proctree, report
 from .jobs import MARK
 
 NOT_EXECUTABLE = 126
@@ -37,6 +37,7 @@ def become_job(message: dict[str, Any], pipes: dict[str, int], server: int, priv
         for descriptor in private:
             os.close(descriptor)
         environment = _connect(message, pipes)
+        cgroups.enter(message.get("cgroups", ()))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
         code = _run(message, pipes, environment)
     except BaseException as error:  # noqa: BLE001 - nothing may unwind into the fork server's loop

@@ -1,19 +1,20 @@
 """The fork server's table of jobs, and which process belongs to which.
 
 A job's tree is its main process, everything below it, and its orphans: the kernel gives those to the fork
-server, which has to find out whose they are. An orphan is a job's by its session, by a pipe of the job that
-it holds, or by GPULAYER_PROCESS in the environment of its exec. One that hides all three (a daemon) belongs
-to one of the jobs that ran when it began: it is left alone while one of these still runs, and killed after.
+server, which has to find out whose they are. Where jobs have control groups, an orphan's says it. Else it is
+a job's by its session, by a pipe of the job that it holds, or by GPULAYER_PROCESS in the environment of its
+exec. One that hides all three (a daemon) belongs to one of the jobs that ran when it began: it is left alone
+while one of these still runs, and killed after.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from . import proctree
+from . import cgroups, proctree
 
 REMEMBERED_JOBS = 1000
 TOLD_STRAYS = 20
@@ -31,6 +32,7 @@ class Job:
         lease_until_s: float | None,
         files: set[tuple[int, int]],
         started: int,
+        folders: Sequence[str] = (),
     ) -> None:
         self.id = identifier
         self.pid = pid
@@ -41,6 +43,8 @@ class Job:
         self.files = files
         self.strays: list[dict[str, Any]] = []
         self.started = started
+        self.folders = folders
+        self.tag = cgroups.tag(folders)
 
     def lease_over(self, now_s: float) -> bool:
         """Whether the job runs on borrowed time."""
@@ -101,6 +105,7 @@ class Jobs:
     def kill(self, job: Job) -> None:
         """KILLs the whole tree of a job."""
         job.killed = True
+        cgroups.kill(job.folders)
         proctree.kill_tree(self._roots(job))
 
     def tree(self, job: Job) -> set[int]:
@@ -138,6 +143,10 @@ class Jobs:
             return None
         for job in self._by_id.values():
             if job.pid == facts.session:
+                return job
+        paths = cgroups.paths_of(pid) if any(job.tag for job in self._by_id.values()) else []
+        for job in self._by_id.values():
+            if cgroups.holds(job.tag, paths):
                 return job
         named = self._by_id.get(proctree.environment_value(pid, MARK) or "")
         if named is not None:

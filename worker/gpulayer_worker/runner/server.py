@@ -146,7 +146,8 @@ class Server:
         except OSError as error:
             self._tell("refused", id=message["id"], error=f"cannot fork: {error}")
             return
-        self._jobs.add(Job(message["id"], pid, lease_until_s, held_files(pipes), started))
+        folders = message.get("cgroups", ())
+        self._jobs.add(Job(message["id"], pid, lease_until_s, held_files(pipes), started, folders))
         self._tell("started", id=message["id"], pid=pid)
 
     def _fork(self, message: dict[str, Any], pipes: dict[str, int]) -> int:

@@ -1,0 +1,305 @@
+"""A control group for each job, where this system lets the worker make them.
+
+A group bounds a job's memory and processes, ends it whole, and tells afterwards how much memory and time it took and
+whether the kernel killed any of it for memory. Version 1 (memory, pids) and version 2 are used, also one beside the
+other; what is missing is done without: `Groups.describe` says what there is. Where there is nothing at all, jobs run
+without, and their trees are known by sessions, pipes and marks alone.
+
+All groups are below one folder in each hierarchy, named after the worker's own folder. Where it is, is written down
+there, so that a worker that starts again finds what a killed one left, wherever it is started from.
+
+On a pure version 2 system the worker moves itself into a leaf, because only a group without processes can hand
+controllers down. That road is written from the kernel's documentation; version 1 and both side by side are tested.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
+
+from gpulayer_worker.runner import cgroups
+
+from .cgroup_mounts import Mounts, read_mounts
+
+log = logging.getLogger("gpulayer")
+
+T = TypeVar("T")
+
+SPARES = 4
+REMOVE_PATIENCE_S = 5.0
+LOOK_AGAIN_S = 0.01
+RECORD = "cgroups.json"
+WORKERS_LEAF = "worker"
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """What a group has used. `peak_bytes` counts, as the kernel does, also the files that the job had in memory."""
+
+    peak_bytes: int | None = None
+    cpu_s: float | None = None
+    oom_kills: int = 0
+    forks_refused: int = 0
+
+
+class Group:
+    """One job's group."""
+
+    def __init__(self, folders: Mapping[str, Path], version_of_memory: int) -> None:
+        self._folders = dict(folders)
+        self._memory_v2 = version_of_memory == 2
+        self.limit_bytes = 0
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """As the fork server takes them: the one that ends all at once first."""
+        ordered = [self._folders[name] for name in ("unified", "pids", "memory") if name in self._folders]
+        return tuple(dict.fromkeys(map(str, ordered)))
+
+    def limit(self, memory_bytes: int) -> None:
+        """From now on the group has no more memory than that, swap included."""
+        folder = self._folders.get("memory")
+        if folder is None:
+            return
+        names = ("memory.max", "memory.swap.max") if self._memory_v2 else _V1_LIMITS
+        _put(folder / names[0], memory_bytes)
+        # Without swap accounting there is no second file, and no second limit either.
+        with contextlib.suppress(OSError):
+            _put(folder / names[1], 0 if self._memory_v2 else memory_bytes)
+        self.limit_bytes = memory_bytes
+
+    def facts(self) -> GroupFacts:
+        """What it has used so far."""
+        memory, pids, unified = (self._folders.get(name) for name in ("memory", "pids", "unified"))
+        peak, kills = ("memory.peak", "memory.events") if self._memory_v2 else _V1_FACTS
+        cpu_us = _fields(unified, "cpu.stat").get("usage_usec")
+        return GroupFacts(
+            peak_bytes=_number(memory, peak),
+            cpu_s=None if cpu_us is None else cpu_us / 1e6,
+            oom_kills=_fields(memory, kills).get("oom_kill", 0),
+            forks_refused=_fields(pids, "pids.events").get("max", 0),
+        )
+
+    def remove(self) -> None:
+        """Ends what is left in it and removes its folders; gives up, and says so, where the kernel keeps one."""
+        for folder in self.folders:
+            _remove(folder)
+
+
+_V1_LIMITS = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+_V1_FACTS = ("memory.max_usage_in_bytes", "memory.oom_control")
+
+
+class Groups:
+    """The groups of one worker. `take` is quick: a few empty ones are kept ready by `refill`."""
+
+    def __init__(self, roots: Mapping[str, Path], version_of_memory: int, most_processes: int) -> None:
+        self._roots = dict(roots)
+        self._version = version_of_memory
+        self._most_processes = most_processes
+        self._spares: deque[Group] = deque()
+        self._lock = threading.Lock()
+        self._made = 0
+
+    def describe(self) -> dict[str, object]:
+        """What is used, for the worker's record."""
+        return {"version": self._version, "uses": sorted(self._roots), "most_processes": self._most_processes}
+
+    @property
+    def bounds_memory(self) -> bool:
+        return "memory" in self._roots
+
+    def take(self, memory_bytes: int = 0) -> Group | None:
+        """A group for one job; None where there are none."""
+        if not self._roots:
+            return None
+        with self._lock:
+            spare = self._spares.popleft() if self._spares else None
+        try:
+            group = spare or self._make()
+            if memory_bytes:
+                group.limit(memory_bytes)
+            return group
+        except OSError as error:
+            log.warning("no control group for a job: %s", error)
+            return None
+
+    def refill(self) -> None:
+        """Makes spares; to be called by whoever has time."""
+        with contextlib.suppress(OSError):
+            while self._roots and len(self._spares) < SPARES:
+                self._spares.append(self._make())
+
+    def close(self) -> None:
+        """Removes everything of this worker's."""
+        self._spares.clear()
+        for root in dict.fromkeys(self._roots.values()):
+            _clear_root(root)
+        self._roots = {}
+
+    def _make(self) -> Group:
+        with self._lock:
+            self._made += 1
+            name = f"{os.getpid()}-{self._made}"
+        folders = {kind: root / name for kind, root in self._roots.items()}
+        for folder in dict.fromkeys(folders.values()):
+            folder.mkdir()
+        if "pids" in folders:
+            _put(folders["pids"] / cgroups.MOST_PROCESSES, self._most_processes)
+        return Group(folders, self._version)
+
+
+def open_groups(home: Path, most_processes: int, mounts: Mounts | None = None) -> Groups:
+    """The groups of the worker whose folder is `home`, after `clear_groups`."""
+    mounts = mounts or read_mounts()
+    name = f"gpulayer-{sha256(str(home.resolve()).encode()).hexdigest()[:12]}"
+    roots: dict[str, Path] = {}
+    version = 1
+    for kind in ("memory", "pids"):
+        if kind in mounts.v1 and (root := _usable(mounts.v1[kind] / name)):
+            roots[kind] = root
+    if mounts.unified and (root := _usable(mounts.unified / name)):
+        roots["unified"] = root
+        if not roots.keys() & {"memory", "pids"}:
+            handed_down = _hand_down(root)
+            version = 2 if "memory" in handed_down else 1
+            roots.update(dict.fromkeys(handed_down, root))
+    (home / RECORD).write_text(json.dumps(sorted({str(root) for root in roots.values()})))
+    return Groups(roots, version, most_processes)
+
+
+def clear_groups(home: Path) -> int:
+    """KILLs whatever a killed worker of this folder left in its groups, and removes them; how many processes."""
+    try:
+        roots = [Path(root) for root in json.loads((home / RECORD).read_text())]
+    except (OSError, ValueError, TypeError):
+        return 0
+    return sum(_clear_root(root) for root in roots if root.name.startswith("gpulayer-"))
+
+
+def _clear_root(root: Path) -> int:
+    killed = 0
+    for folder in sorted(root.glob("*")) if root.is_dir() else []:
+        if folder.is_dir():
+            left = cgroups.members([str(folder)]) - {os.getpid()}
+            killed += len(left)
+            if os.getpid() in cgroups.members([str(folder)]):
+                _leave(root)
+            _remove(str(folder))
+    with contextlib.suppress(OSError):
+        root.rmdir()
+    return killed
+
+
+# --- making sure ---
+
+
+def _usable(root: Path) -> Path | None:
+    """The folder, if groups can be made and entered in it: tried, because permissions do not tell all."""
+    probe = root / f"probe-{os.getpid()}"
+    try:
+        root.mkdir(exist_ok=True)
+        probe.mkdir()
+    except OSError:
+        return None
+    try:
+        return root if os.access(probe / cgroups.PROCESSES, os.W_OK) else None
+    finally:
+        probe.rmdir()
+
+
+def _hand_down(root: Path) -> tuple[str, ...]:
+    """Controllers that groups below `root` have from now on (version 2)."""
+    for attempt in (_no_move, _move_into_leaf):
+        try:
+            attempt(root)
+            for folder in (root.parent, root):
+                _put(folder / "cgroup.subtree_control", "+memory +pids")
+            return ("memory", "pids")
+        except OSError:
+            continue
+    _leave(root)
+    return ()
+
+
+def _no_move(_: Path) -> None:
+    """The parent may be the root of all, or hand down already."""
+
+
+def _move_into_leaf(root: Path) -> None:
+    leaf = root / WORKERS_LEAF
+    leaf.mkdir(exist_ok=True)
+    cgroups.enter([str(leaf)])
+
+
+def _leave(root: Path) -> None:
+    """Back to where the worker was started."""
+    with contextlib.suppress(OSError):
+        for folder in (root, root.parent):
+            _put(folder / "cgroup.subtree_control", "-memory -pids")
+        cgroups.enter([str(root.parent)])
+        (root / WORKERS_LEAF).rmdir()
+
+
+# --- files ---
+
+
+def _put(path: Path, value: int | str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, str(value).encode())
+    finally:
+        os.close(descriptor)
+
+
+def _number(folder: Path | None, name: str) -> int | None:
+    return _read(folder, name, int)
+
+
+def _fields(folder: Path | None, name: str) -> dict[str, int]:
+    def parsed(text: str) -> dict[str, int]:
+        pairs = (line.split() for line in text.splitlines())
+        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
+
+    return _read(folder, name, parsed) or {}
+
+
+def _read(folder: Path | None, name: str, parse: Callable[[str], T]) -> T | None:
+    if folder is None:
+        return None
+    try:
+        return parse((folder / name).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _remove(folder: str) -> None:
+    until_s = time.monotonic() + REMOVE_PATIENCE_S
+    while not _removed(folder):
+        if time.monotonic() > until_s:
+            log.warning("control group %s cannot be removed", folder)
+            return
+        cgroups.kill([folder])
+        time.sleep(LOOK_AGAIN_S)
+
+
+def _removed(folder: str) -> bool:
+    """Groups that the job made below it go first."""
+    try:
+        for below, _, _ in os.walk(folder, topdown=False):
+            os.rmdir(below)
+        return True
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
