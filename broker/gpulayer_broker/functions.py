@@ -35,7 +35,8 @@ class Call(Generic[T]):
 class Submission:
     """A job as it enters the queue, an array of `count` calls if that is not 0.
 
-    `client` is told when it ends; `digest` is compared under one idempotency key.
+    `client` is told when it ends; `digest` is compared under one idempotency key; `after` are jobs that have to end
+    first (`after_policy` succeeded or ended); `permit` is `key=limit`, `rate` is `key=limit/window_ms`.
     """
 
     id: str
@@ -54,9 +55,13 @@ class Submission:
     name: str = ""
     options: bytes = b""
     count: int = 0
+    after: tuple[str, ...] = ()
+    after_policy: str = "succeeded"
+    permit: str = ""
+    rate: str = ""
 
     def block(self) -> tuple[Arg, ...]:
-        """The sixteen values of a submit block (lua/h_queueing.lua)."""
+        """The twenty values of a submit block (lua/h_queueing.lua)."""
         return (
             self.id,
             self.signature,
@@ -74,6 +79,10 @@ class Submission:
             self.options,
             self.spec,
             self.count,
+            ",".join(self.after),
+            self.after_policy if self.after else "",
+            self.permit,
+            self.rate,
         )
 
 
@@ -174,7 +183,7 @@ class ItemsEnding:
 
 @dataclass(frozen=True)
 class Submitted:
-    """outcome: added, existing, conflict, introduce (`id` is then the signature), full (`id` is then the limit)."""
+    """outcome: added, existing, conflict, introduce (id: signature), full (id: limit), missing (id: predecessor)."""
 
     outcome: str
     id: str

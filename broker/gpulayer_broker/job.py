@@ -18,7 +18,7 @@ ACTIVE = (QUEUED, SCHEDULED, RUNNING)
 FINAL = (SUCCEEDED, FAILED, CANCELLED, TIMED_OUT)
 STATES = ACTIVE + FINAL
 
-PHASES = ("ready", "delayed", "retrying")
+PHASES = ("ready", "delayed", "blocked", "limited", "retrying")
 
 # Why a job ended: a lost machine must never look like a user's failure.
 END_REASONS = {
@@ -32,6 +32,7 @@ END_REASONS = {
     "cannot_start": "its source, environment or program could not be prepared or started",
     "result_error": "its result could not be pickled, or is too large",
     "undecodable": "its record could not be read",
+    "predecessor_failed": "a job that it was to run after did not succeed",
 }
 
 PRIORITIES = {"critical": 0, "high": 1, "normal": 2, "low": 3, "idle": 4}

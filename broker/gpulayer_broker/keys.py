@@ -88,6 +88,11 @@ TABLE = (
     KeyKind("jobs:final", "zset", "job", "job → when it ended: what purge walks"),
     KeyKind("idem:<key…>", "string", "job", "idempotency key → job and digest of the request"),
     KeyKind("dead:<queue>", "zset", "job", "failed jobs of a logical queue"),
+    KeyKind("after:<id>", "set", "job", "jobs that wait for it to end"),
+    KeyKind("releasing", "set", "waiting", "jobs whose dependents are still to be released"),
+    KeyKind("permits:<key>", "set", "waiting", "jobs that hold a permit of a concurrency key"),
+    KeyKind("key:<key>", "zset", "waiting", "jobs that wait for one, by age"),
+    KeyKind("rate:<key>", "zset", "ttl", "admission times under a rate, reserved ahead"),
     KeyKind(
         "array:<id>", "hash", "job", "how far an array has come: cursor, done, failed, mean time of an item"
     ),

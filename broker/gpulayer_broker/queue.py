@@ -216,6 +216,10 @@ def accepted(answer: functions.Submitted, job: Submission) -> str:
     """The id of an accepted submit; the refusal as its error otherwise."""
     if answer.outcome == "full":
         raise QueueFull(f"the queue holds {answer.id} waiting jobs, its limit: try again when some have run")
+    if answer.outcome == "missing":
+        raise JobNotFound(
+            f"after: no job {answer.id!r} in this namespace: gpulayer jobs lists them", value=answer.id
+        )
     if answer.outcome == "conflict":
         raise IdempotencyConflict(
             f"idempotency key {job.idempotency_key!r} was used for another request (job {answer.id}): use a new key",

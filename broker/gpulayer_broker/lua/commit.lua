@@ -60,7 +60,8 @@ local function verdict_of(P, j, A, fields, blocks, now)
   local ended = end_attempt(P, j, A, fields, now)
   redis.call('DEL', P .. 'deaths:' .. j.worker)
   for _, b in ipairs(blocks) do
-    if not H.repeated(P, b) then H.create(P, b, now) end
+    local gates = not H.repeated(P, b) and H.gates(P, b)
+    if gates then H.create(P, b, gates, now) end
   end
   return ended == 'cancelled' and 'cancelled' or 'ok'
 end

@@ -2,7 +2,7 @@
 
 local FIELDS = {'state', 'phase', 'token', 'sig', 'owner', 'prio', 'queue', 'worker', 'node', 'lots', 'entry', 'attempt', 'client',
                 'cancel', 'losses', 'seq', 'idem', 'ranks', 'ended_token', 'started_ms', 'on_outage', 'count', 'parent', 'from',
-                'to'}
+                'to', 'after', 'policy', 'permit', 'rate'}
 
 -- the fields of a job that transitions need; nil where there is no such job
 function H.load(P, id)
@@ -71,9 +71,11 @@ function H.finish(P, j, state, reason, fields, now)
   H.index(P, j.id, from, state, j.seq)
   redis.call('ZADD', P .. 'jobs:final', now, j.id)
   H.leave_queue(P, j)
+  H.leave_gates(P, j, now)
   if state == 'failed' then redis.call('ZADD', P .. 'dead:' .. j.queue, now, j.id) end
   H.event(P, j.id, state, now)
   H.tell(P, j, state)
+  H.release_dependents(P, j.id, state, now)
 end
 
 function H.leave_queue(P, j)
@@ -113,6 +115,7 @@ function H.later(P, j, fields, delay_ms, now)
   H.drop_entry(P, j.sig, j.owner, j.prio, j.entry)
   redis.call('HSET', H.job(P, j.id), 'state', 'queued', 'phase', 'retrying', 'entry', '')
   H.index(P, j.id, from, 'queued', j.seq)
+  H.free_permit(P, j, now)
   H.delay(P, j.id, now + delay_ms)
   H.event(P, j.id, 'queued', now)
 end

@@ -1,13 +1,15 @@
--- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is sixteen values:
--- id, sig, owner, prio, queue, client, delay_ms, prepare, on_outage, idem, digest, kind, name, options, spec, count
--- (count: how many calls an array stands for, 0 for a plain job)
+-- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is twenty values:
+-- id, sig, owner, prio, queue, client, delay_ms, prepare, on_outage, idem, digest, kind, name, options, spec, count (calls that an
+-- array stands for, 0 for a plain job), after (ids, comma between), policy ('succeeded' or 'ended'), permit (`key=limit`), rate
+-- (`key=limit/window_ms`)
 
-H.BLOCK = 16
+H.BLOCK = 20
 
 function H.block(A, i)
   return {id = A[i], sig = A[i + 1], owner = A[i + 2], prio = A[i + 3], queue = A[i + 4], client = A[i + 5], delay = tonumber(A[i + 6]),
           prepare = A[i + 7], on_outage = A[i + 8], idem = A[i + 9], digest = A[i + 10], kind = A[i + 11], name = A[i + 12],
-          options = A[i + 13], spec = A[i + 14], count = tonumber(A[i + 15])}
+          options = A[i + 13], spec = A[i + 14], count = tonumber(A[i + 15]), after = A[i + 16],
+          policy = A[i + 17], permit = A[i + 18], rate = A[i + 19]}
 end
 
 -- names become parts of keys, and a priority outside 0 to 4 would never be claimed: whatever sends it, it is refused
@@ -17,6 +19,9 @@ function H.wrong(b)
   end
   if not string.find(b.prio, '^[0-4]$') then return H.refuse('submit', 'priority ' .. b.prio) end
   if not b.count or b.count < 0 or b.count ~= math.floor(b.count) then return H.refuse('submit', 'count') end
+  if b.permit ~= '' and not string.find(b.permit, '^[^%s:]+=[1-9]%d*$') then return H.refuse('submit', 'permit ' .. b.permit) end
+  if b.rate ~= '' and not string.find(b.rate, '^[^%s:]+=[1-9]%d*/[1-9]%d*$') then return H.refuse('submit', 'rate ' .. b.rate) end
+  if b.policy ~= '' and b.policy ~= 'succeeded' and b.policy ~= 'ended' then return H.refuse('submit', 'policy ' .. b.policy) end
   if string.find(b.id, '/', 1, true) then return H.refuse('submit', 'id holds a slash') end
   if not b.delay or b.delay < 0 or b.delay ~= b.delay then return H.refuse('submit', 'delay') end
   return nil
@@ -49,8 +54,8 @@ function H.repeated(P, b)
   return {digest == b.digest and 'existing' or 'conflict', id}
 end
 
--- writes the record; the caller has looked at H.repeated and H.known
-function H.create(P, b, now)
+-- writes the record; the caller has looked at H.repeated, H.known and H.gates
+function H.create(P, b, g, now)
   local seq = redis.call('INCR', P .. 'seq')
   redis.call('HSET', H.job(P, b.id), 'spec', b.spec, 'signed', '', 'sig', b.sig, 'owner', b.owner, 'prio', b.prio, 'queue', b.queue,
              'kind', b.kind, 'name', b.name, 'options', b.options, 'prepare', b.prepare, 'attempt', 0, 'seq', seq, 'created_ms', now,
@@ -68,10 +73,13 @@ function H.create(P, b, now)
   redis.call('HINCRBY', P .. 'sigjobs', b.sig, 1)
   redis.call('ZADD', P .. 'sigseen', now, b.sig)
   H.event(P, b.id, 'queued', now)
+  local gated = H.set_gates(P, b, g)
+  if g.failed then return H.finish(P, H.load(P, b.id), 'cancelled', 'predecessor_failed', {}, now) end
   if b.delay > 0 then
     redis.call('HSET', H.job(P, b.id), 'phase', 'delayed')
     H.delay(P, b.id, now + b.delay)
     return nil
   end
+  if gated then return H.enter(P, b.id, now) end
   return H.ready(P, b.id, b.sig, b.owner, b.prio, now)
 end

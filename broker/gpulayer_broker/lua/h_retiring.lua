@@ -64,5 +64,5 @@ function H.purge(P, id)
   if j.idem ~= '' then redis.call('DEL', P .. 'idem:' .. j.idem) end
   redis.call('ZREM', P .. 'jobs:' .. j.state, id)
   redis.call('ZREM', P .. 'dead:' .. j.queue, id)
-  redis.call('DEL', H.job(P, id), P .. 'watchers:' .. id)
+  redis.call('DEL', H.job(P, id), P .. 'watchers:' .. id, P .. 'after:' .. id)
 end

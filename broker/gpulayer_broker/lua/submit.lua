@@ -2,7 +2,7 @@
 -- Guarantee: the record, its place in the queue, the idempotency key and the wake-up of one worker are one step; an id or key
 --   that was used before changes nothing.
 -- Keys: root. Arguments: a submit block (h_queueing.lua).
--- Returns: {'added', id}, {'existing', id}, {'conflict', id}, {'introduce', signature}, {'full', limit}.
+-- Returns: {'added', id}, {'existing', id}, {'conflict', id}, {'introduce', signature}, {'full', limit}, {'missing', predecessor}.
 register('submit', {}, function(K, A)
   local P, b = K[1], H.block(A, 1)
   local wrong = H.wrong(b)
@@ -12,6 +12,8 @@ register('submit', {}, function(K, A)
   if not H.known(P, b.sig) then return {'introduce', b.sig} end
   local limit = tonumber(redis.call('HGET', P .. 'config', 'max_queued') or '2000000')
   if redis.call('ZCARD', P .. 'jobs:queued') >= limit then return {'full', limit} end
-  H.create(P, b, H.now())
+  local gates, answer = H.gates(P, b)
+  if not gates then return answer end
+  H.create(P, b, gates, H.now())
   return {'added', b.id}
 end)

@@ -10,9 +10,8 @@ local function promote(P, now)
   local due = redis.call('ZRANGEBYSCORE', P .. 'delayed', '-inf', now, 'LIMIT', 0, BATCH)
   for _, id in ipairs(due) do
     redis.call('ZREM', P .. 'delayed', id)
-    local sig, owner, prio, state = unpack(redis.call('HMGET', H.job(P, id), 'sig', 'owner', 'prio', 'state'))
-    if state == 'queued' then
-      H.ready(P, id, sig, owner, prio, now)
+    if redis.call('HGET', H.job(P, id), 'state') == 'queued' then
+      H.enter(P, id, now)
       H.event(P, id, 'queued', now)
     end
   end
@@ -53,6 +52,13 @@ local function reap(P, lease, now)
   return n
 end
 
+-- dependents that one call could not release
+local function release(P, now)
+  for _, id in ipairs(redis.call('SRANDMEMBER', P .. 'releasing', 4)) do
+    H.release_dependents(P, id, redis.call('HGET', H.job(P, id), 'state') or 'failed', now)
+  end
+end
+
 local function ring_again(P, now)
   local late = redis.call('ZRANGEBYSCORE', P .. 'rung', '-inf', now, 'LIMIT', 0, BATCH)
   for _, w in ipairs(late) do
@@ -91,6 +97,7 @@ end
 -- after an outage no lease is looked at before its floor: who keeps the clock sleeps until then
 local function next_due(P, now)
   local due, floor = now + 3600000, tonumber(redis.call('HGET', P .. 'clock', 'floor_ms') or '0')
+  if redis.call('EXISTS', P .. 'releasing') == 1 then return 0 end
   for _, name in ipairs({'delayed', 'leases', 'rung'}) do
     local first = redis.call('ZRANGE', P .. name, 0, 0, 'WITHSCORES')
     if first[2] then due = math.min(due, math.max(tonumber(first[2]), name == 'leases' and floor or 0)) end
@@ -101,6 +108,7 @@ end
 register('tick', {'allow-oom'}, function(K, A)
   local P, now, lease = K[1], H.now(), tonumber(A[1])
   local promoted = promote(P, now)
+  release(P, now)
   local out = outage(P, lease, now)
   local reaped = out and 0 or reap(P, lease, now)
   local rung = ring_again(P, now)
