@@ -93,7 +93,8 @@ def needed(needs: Requirements) -> str:
     if needs.gpu_models:
         parts.append(f"gpu model {' or '.join(needs.gpu_models)}")
     parts += [f"{name} {wanted}".rstrip() for name, wanted in needs.frameworks]
-    parts.append(cpus_text(needs.cpus))
+    if needs.cpus:
+        parts.append(cpus_text(needs.cpus))
     for size_bytes, what in ((needs.memory_bytes, "memory"), (needs.disk_bytes, "disk")):
         if size_bytes:
             parts.append(f"{format_size(size_bytes)} {what}")

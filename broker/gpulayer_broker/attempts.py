@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from gpulayer_broker.functions import Grant, Running
 
-CANCELLED, STALE = "cancelled", "stale"
+CANCELLED, STALE, DEVICE_LOST = "cancelled", "stale", "device lost"
 
 
 def lease_clock_s() -> float:

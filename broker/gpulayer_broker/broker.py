@@ -206,6 +206,10 @@ class CapabilityBroker(Broker):
             self.member = None  # one that never joined must not pass for a member
             raise
 
+    def use_member(self, make: Callable[[Callbacks], Member]) -> None:
+        """Worker processes of this broker join by what this makes; `gpulayer_worker.offer_devices` is one such."""
+        self._make_member = make
+
     def _own_member(self, callbacks: Callbacks) -> Member:
         name = f"{socket.gethostname()}-{os.getpid()}"
         identity = Identity(worker=f"w_{name}-{secrets.token_hex(3)}", node=socket.gethostname())

@@ -16,6 +16,8 @@ from gpulayer_broker.errors import BadRequirement, FormatTooNew
 from gpulayer_broker.names import canonical_name
 
 FORMAT = 1
+# A feature of workers whose GPUs are shared by jobs: a job must say how much of a GPU's memory it needs.
+GPU_SHARE = "gpu-share"
 
 
 @dataclass(frozen=True, order=True)

@@ -56,20 +56,24 @@ class Claims:
         self._deliver = deliver
         self._register = register
         self._on_superseded = on_superseded
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._open = False
         self._unanswered: Question | None = None
 
     def open(self, capacity: int) -> None:
         """From now on up to `capacity` jobs are held at once."""
-        with self._lock:
+        with self.lock:
             self.capacity, self._open = capacity, True
 
     def close(self) -> None:
         """Nothing new is asked for; returns when a call under way has ended, or the queue takes too long to answer."""
         self._open = False
-        if self._lock.acquire(timeout=self.queue.deadline_s):
-            self._lock.release()
+        if self.lock.acquire(timeout=self.queue.deadline_s):
+            self.lock.release()
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
 
     @property
     def free(self) -> int:
@@ -78,7 +82,7 @@ class Claims:
     def claim(self) -> int:
         """Claims for what is free; how many jobs came."""
         came = 0
-        with self._lock:
+        with self.lock:
             while (most := self.free) > 0:
                 question = self._question()
                 claimed = self.queue.run(functions.claim(self._offer(question, most)))
@@ -98,7 +102,7 @@ class Claims:
         claim_next: bool = True,
     ) -> Committed:
         """Ends the attempt and claims for the place that it leaves, in one call."""
-        with self._lock:
+        with self.lock:
             question = self._question() if self._open and claim_next else None
             offer = self._offer(question, self.free + 1) if question else None
             committed = self.queue.commit(ending, offer, needs)
@@ -116,7 +120,7 @@ class Claims:
 
     def release(self, attempt: Attempt, how: str) -> str:
         """Gives the attempt's job back: returned, lost or unfit."""
-        with self._lock:
+        with self.lock:
             answer = self.queue.run(functions.release(attempt.id, attempt.token, how))
             self.attempts.remove(attempt)
             return answer

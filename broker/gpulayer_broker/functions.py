@@ -324,10 +324,14 @@ def claim(offer: Offer) -> Call[Claimed]:
     return Call("claim", offer.args(), lambda r: _claimed(r[0], r[1] if len(r) > 1 else ()))
 
 
-def renew(worker: str, incarnation: str, lease_ms: int, attempts: Sequence[Running]) -> Call[Renewed]:
+def renew(
+    worker: str, incarnation: str, lease_ms: int, attempts: Sequence[Running], info: bytes = b""
+) -> Call[Renewed]:
+    """`info` replaces what status shows of the worker; empty, that stays."""
     args: list[Arg] = [worker, incarnation, lease_ms, len(attempts)]
     for a in attempts:
         args += (a.id, a.token, int(a.started), a.progress)
+    args.append(info)
     return Call("renew", tuple(args), _renewed)
 
 

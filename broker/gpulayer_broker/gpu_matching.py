@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from gpulayer_broker.capabilities import Capabilities, DeviceGroup
+from gpulayer_broker.capabilities import GPU_SHARE, Capabilities, DeviceGroup
 from gpulayer_broker.requirements import GPU_KINDS, Requirements
 from gpulayer_broker.units import format_size, format_unlike
 
@@ -27,7 +27,7 @@ def _of_kind(req: Requirements, caps: Capabilities) -> list[Numbered]:
 
 def usable_groups(req: Requirements, caps: Capabilities) -> tuple[int, ...]:
     """The numbers of the groups that hold enough GPUs with the memory and model that the job asks for."""
-    if not req.gpus:
+    if not req.gpus or _says_too_little(req, caps):
         return ()
     usable = _meeting(req, _of_kind(req, caps))
     counts = _counts(usable)
@@ -36,6 +36,11 @@ def usable_groups(req: Requirements, caps: Capabilities) -> tuple[int, ...]:
         # The GPUs of one job are of one kind: no process uses CUDA and ROCm at once.
         kinds = {max(sorted(kinds), key=lambda kind: counts[kind])}
     return tuple(number for number, group in usable if group.kind in kinds)
+
+
+def _says_too_little(req: Requirements, caps: Capabilities) -> bool:
+    """Where jobs share a GPU, each must say how much of its memory it needs."""
+    return GPU_SHARE in caps.features and not req.gpu_memory_bytes
 
 
 def _meeting(req: Requirements, groups: Iterable[Numbered]) -> list[Numbered]:
@@ -88,6 +93,8 @@ def judge_gpus(req: Requirements, caps: Capabilities) -> list[str]:
     here = max(_counts(groups).values())
     texts = [f"needs {gpus_text(req.gpus)}, has {here}"] if here < req.gpus else []
     texts += _memory_text(req, groups) + _model_text(req, groups)
+    if _says_too_little(req, caps):
+        texts.append("gpu_memory not given, and jobs share the GPUs")
     if not texts and not usable_groups(req, caps):
         texts.append(_together_text(req, groups))
     return texts

@@ -37,12 +37,14 @@ class Heartbeat(threading.Thread):
         register: Callable[[], None],
         on_lease: Callable[[float], None],
         on_superseded: Callable[[], None],
+        info: Callable[[], bytes] = lambda: b"",
     ) -> None:
         super().__init__(name="gpulayer-heartbeat", daemon=True)
         self.queue, self.attempts, self.settings = queue, attempts, settings
         self.worker, self.incarnation = worker, incarnation
         self.keeper = False
         self._register, self._on_lease, self._on_superseded = register, on_lease, on_superseded
+        self._info, self._told_info = info, b""
         self._wake = threading.Event()
         self._stopped = False
         self._last_beat_s = self._next_beat_s = 0.0
@@ -71,10 +73,13 @@ class Heartbeat(threading.Thread):
         self._wake.set()
 
     def beat(self) -> None:
-        """One renewal; what it answers is carried out."""
+        """One renewal; what it answers is carried out. What status shows goes along when it has changed."""
+        info = self._info()
         listed, sent_s = self.attempts.listed(), lease_clock_s()
         lease_ms = int(self.settings.lease_s * 1000)
-        renewed = self.queue.run_once(functions.renew(self.worker, self.incarnation, lease_ms, listed))
+        told = info if info != self._told_info else b""
+        renewed = self.queue.run_once(functions.renew(self.worker, self.incarnation, lease_ms, listed, told))
+        self._told_info = info
         if renewed.status == "superseded":
             self._on_superseded()
             return

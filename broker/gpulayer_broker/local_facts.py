@@ -43,9 +43,14 @@ def own_frameworks() -> tuple[tuple[str, str], ...]:
 
 
 def own_capabilities(
-    *, queues: tuple[str, ...], cpus: int | None = None, labels: tuple[tuple[str, str], ...] = ()
+    *,
+    queues: tuple[str, ...],
+    cpus: int | None = None,
+    labels: tuple[tuple[str, str], ...] = (),
+    python: str | None = None,
+    frameworks: tuple[tuple[str, str], ...] | None = None,
 ) -> Capabilities:
-    """This process as a worker without devices."""
+    """This machine as a worker without devices; its jobs' Python is this process' own unless another is told."""
     import psutil
 
     return Capabilities(
@@ -54,8 +59,8 @@ def own_capabilities(
         cpus=cpus or usable_cpus(),
         memory_bytes=memory_bytes(),
         disk_bytes=psutil.disk_usage(os.environ.get("TMPDIR", "/tmp")).total,
-        python=platform.python_version(),
-        frameworks=own_frameworks(),
+        python=python or platform.python_version(),
+        frameworks=own_frameworks() if frameworks is None else frameworks,
         labels=labels,
         queues=queues,
     )

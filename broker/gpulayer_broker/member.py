@@ -86,6 +86,7 @@ class Member:
             register=self.register_again,
             on_lease=callbacks.on_lease,
             on_superseded=callbacks.on_superseded,
+            info=info,
         )
         self.inbox = Inbox(
             self.listening,
@@ -107,10 +108,24 @@ class Member:
         """The queue has lost this worker's record: it is written anew from the heartbeat's own connection."""
         self.beating.register(self._registration())
 
-    def join(self, capacity: int, lots: Callable[[], tuple[DeviceLot, ...]] = tuple) -> None:
+    def change(self, capabilities: Capabilities) -> None:
+        """The machine has changed: it is registered anew and claims for what it has now; what runs goes on."""
+        with self.claims.lock:  # no claim may offer devices by the numbers of another class's groups
+            if not self.claims.is_open:
+                return
+            before, self.capabilities = self.capabilities, capabilities
+            try:
+                self.register()
+            except GpulayerError:
+                self.capabilities = before
+                raise
+        self.claims.claim()
+
+    def join(self, capacity: int, lots: Callable[[], tuple[DeviceLot, ...]] | None = None) -> None:
         """Registers and takes up to `capacity` jobs at once from now on."""
         self.register()
-        self.claims.lots = lots
+        if lots is not None:
+            self.claims.lots = lots
         self.claims.open(capacity)
         self.heartbeat.start()
         self.inbox.start()

@@ -156,12 +156,15 @@ def build_requirements(
     """The canonical requirements that the arguments mean; BadRequirement names one that has no sense.
 
     A profile fills in what is not given; explicit values win, frameworks merge by name. No accelerator
-    means the CPU, unless a profile or `gpus` says otherwise.
+    means the CPU, unless a profile or `gpus` says otherwise. `default_cpus` is what a job takes that may run
+    without a GPU; one that cannot takes a GPU's slot, and no CPU slot besides unless it says `cpus`.
     """
     words = Wording(wording == "flag")
     found = find_profile(profile, site_profiles) if profile else None
     kind, gpu_count = _accelerator(words, accelerator, gpus, found)
     _no_gpu_words_for_cpu(words, kind, gpu_memory=gpu_memory, gpu_model=gpu_model)
+    if gpu_count and kind != "any":
+        default_cpus = 0
     return Requirements(
         accelerator=kind,
         gpus=gpu_count,

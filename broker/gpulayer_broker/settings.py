@@ -42,6 +42,8 @@ class Settings:
     lease_grace_s: float = 10.0
     term_grace_s: float = 10.0
     idle_stop_s: float = 900.0
+    probe_limit_s: float = 10.0
+    probe_every_s: float = 60.0
     lost_workers: int = 3
 
     argument_inline_bytes: int = MIB
@@ -214,6 +216,8 @@ _READERS = {each.name: _reader_of(each.name, str(each.type)) for each in fields(
 _LEAST: dict[str, float] = {
     "lease_s": 0.2,
     "heartbeat_s": 0.05,
+    "probe_limit_s": 0.1,
+    "probe_every_s": 0.1,
     "lost_workers": 1,
     "argument_inline_bytes": 1024,
     "log_tail_bytes": 4096,

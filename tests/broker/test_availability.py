@@ -120,7 +120,7 @@ def test_several_reasons_are_all_told_in_the_documented_order() -> None:
         driver_answers=False,
     )
 
-    assert texts({"gpus": 2, "memory": "1GiB", "disk": "1GiB"}, now) == [
+    assert texts({"gpus": 2, "cpus": 1, "memory": "1GiB", "disk": "1GiB"}, now) == [
         "needs 2 free GPUs, 0 free",
         "needs 1 free cpu, 0 free",
         "needs 1.0 GB memory, 0 B free",

@@ -190,7 +190,7 @@ def test_canonical_bytes_are_the_same_for_ever() -> None:
     req = build_requirements(profile="pytorch-cuda", memory="1GiB", labels=["zone=eu"])
 
     assert req.canonical() == (
-        b'{"accelerator":"cuda","frameworks":[["torch",""],["torch.cuda",""]],"gpus":1,'
+        b'{"accelerator":"cuda","cpus":0,"frameworks":[["torch",""],["torch.cuda",""]],"gpus":1,'
         b'"labels":[["zone","eu"]],"memory_bytes":1073741824,"v":1}'
     )
     assert req.memory_bytes == GIB
@@ -327,3 +327,14 @@ def test_nonsense_is_named_as_its_user_wrote_it(asked: dict[str, Any], argument:
 def test_an_unknown_profile_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownName, match="did you mean 'pytorch-cuda'"):
         build_requirements(profile="pytorch-cud")
+
+
+def test_a_gpu_job_takes_no_cpu_slot_unless_it_says_so() -> None:
+    assert build_requirements(gpus=2).cpus == 0
+    assert build_requirements(profile="pytorch-cuda").cpus == 0
+    assert build_requirements(gpus=2, cpus=4).cpus == 4
+
+
+def test_a_job_that_may_run_without_a_gpu_takes_a_cpu_slot() -> None:
+    assert build_requirements(accelerator="any").cpus == 1
+    assert build_requirements(accelerator="any", gpus=0).cpus == 1

@@ -108,7 +108,7 @@ def test_the_submitter_overrides_defaults_but_not_the_grant() -> None:
 
 def test_whole_gpus_are_named_by_number_and_slices_by_uuid() -> None:
     whole = (Device(3, "GPU-a"), Device(1, "GPU-b"))
-    sliced = (Device(0, "MIG-c", is_slice=True),)
+    sliced = (Device(0, "MIG-c", by_uuid=True),)
 
     assert device_masks("cuda", whole)["CUDA_VISIBLE_DEVICES"] == "3,1"
     assert device_masks("cuda", sliced)["CUDA_VISIBLE_DEVICES"] == "MIG-c"

@@ -8,7 +8,7 @@ import socket
 import sys
 
 from gpulayer_broker.connection import Endpoint, Link, check_server
-from gpulayer_broker.errors import GpulayerError
+from gpulayer_broker.errors import GpulayerError, UsageError
 from gpulayer_broker.folders import locate_folders
 from gpulayer_broker.settings import Settings, load_settings
 from gpulayer_worker.agent import Agent, Options
@@ -25,6 +25,21 @@ def main(argv: list[str] | None = None) -> int:
         "--name", default=socket.gethostname(), help="name of this worker (default: the host's)"
     )
     parser.add_argument("--slots", type=int, default=None, help="CPU slots (default: cores)")
+    parser.add_argument(
+        "--gpus",
+        default="",
+        metavar="LIST",
+        help="GPUs to offer: 0,1 as nvidia-smi counts, UUIDs, or none (default: all)",
+    )
+    parser.add_argument(
+        "--gpu-share", type=int, default=1, metavar="N", help="so many jobs share each GPU (default: 1)"
+    )
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        metavar="PATH",
+        help="the Python that runs jobs (default: the worker's own)",
+    )
     parser.add_argument(
         "--label", action="append", default=[], metavar="K=V", help="a label that jobs can ask for"
     )
@@ -51,7 +66,19 @@ def _run(args: argparse.Namespace) -> int:
     with Link(endpoint) as link:
         for warning in check_server(link):
             logging.getLogger("gpulayer").warning("%s", warning)
-    options = Options(endpoint, args.private, args.name, args.slots, labels, args.node)
+    if args.gpu_share < 1:
+        raise UsageError(f"--gpu-share {args.gpu_share}: at least 1 job has a GPU", value=args.gpu_share)
+    options = Options(
+        endpoint,
+        private=args.private,
+        name=args.name,
+        slots=args.slots,
+        labels=labels,
+        node=args.node,
+        gpus=args.gpus,
+        gpu_share=args.gpu_share,
+        python=args.python,
+    )
     return Agent(options, settings, locate_folders().create()).run()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import select
 import signal
 import socket
@@ -17,6 +16,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
+from importlib import metadata
 from types import FrameType
 
 import dramatiq
@@ -27,20 +27,21 @@ from gpulayer_broker.attempts import STALE
 from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.capabilities import Capabilities
 from gpulayer_broker.connection import Endpoint, Link, plain_client
-from gpulayer_broker.errors import ConfigError, Unavailable
+from gpulayer_broker.errors import ConfigError, GpulayerError, Unavailable
 from gpulayer_broker.folders import Folders, machine_name
 from gpulayer_broker.keys import Keys, root_of
-from gpulayer_broker.local_facts import own_capabilities, usable_cpus
+from gpulayer_broker.local_facts import usable_cpus
 from gpulayer_broker.matching import eligible_groups
 from gpulayer_broker.member import Callbacks, Identity, Member
 from gpulayer_broker.queue import Queue
-from gpulayer_broker.requirements import DEFAULT_QUEUE, Requirements
+from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.settings import Settings
 from gpulayer_broker.store.blobs import QueueStore
 from gpulayer_broker.store.blobstore import BlobStore
 from gpulayer_broker.store.local import LocalStore
 from gpulayer_worker import actor
 from gpulayer_worker.cleaner import Cleaner
+from gpulayer_worker.hardware import Hardware, Offered
 from gpulayer_worker.logs import Logs
 from gpulayer_worker.processes import ending
 from gpulayer_worker.processes.bundle import fallback_folders
@@ -66,6 +67,9 @@ class Options:
     slots: int | None = None
     labels: tuple[tuple[str, str], ...] = ()
     node: str = ""
+    gpus: str = ""
+    gpu_share: int = 1
+    python: str = sys.executable
 
 
 class Bell:
@@ -93,16 +97,22 @@ class Agent:
         machine = machine_name(folders.state.parent)
         digest = sha256(f"{machine}/{options.name}/{os.getuid()}".encode()).hexdigest()
         self.identity = Identity(worker=f"w_{digest[:12]}", node=options.node or machine[:16])
-        self.capabilities = self._capabilities()
         self.started_s = time.time()
         self.home = folders.state / "workers" / digest[:12]
+        offered = Offered(
+            options.slots, options.gpus, options.gpu_share, options.labels, python=options.python
+        )
+        self.hardware = Hardware(settings, offered, self.home / "scratch")
         self._signals = 0
         self._bell = Bell()
         self._replaced = False
-        self._judged: dict[str, bool] = {}
+        self._judged: dict[tuple[str, str], bool] = {}
 
-    def _capabilities(self) -> Capabilities:
-        return own_capabilities(queues=(DEFAULT_QUEUE,), cpus=self.options.slots, labels=self.options.labels)
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the queue knows this worker by now."""
+        member = self._broker.member
+        return member.capabilities if member is not None else self._capabilities
 
     def run(self) -> int:
         """Works until asked to stop; the process' exit code."""
@@ -114,7 +124,11 @@ class Agent:
         with lock:
             lock.record_pid(os.getpid())
             self._clear_leftovers()
-            return self._work()
+            self._capabilities = self.hardware.start()
+            try:
+                return self._work()
+            finally:
+                self.hardware.stop()
 
     def _clear_leftovers(self) -> None:
         """What a killed predecessor left is gone before the queue hears of this incarnation."""
@@ -128,9 +142,8 @@ class Agent:
         shop, broker = self._assemble()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        worker = dramatiq.Worker(
-            broker, worker_threads=max(1, self.capabilities.cpus), worker_timeout=POLL_MS
-        )
+        at_once = max(1, self._capabilities.cpus) + self.hardware.gpu_slots
+        worker = dramatiq.Worker(broker, worker_threads=at_once, worker_timeout=POLL_MS)
         worker.start()
         if broker.member is None:
             worker.stop(timeout=STOP_PATIENCE_MS)
@@ -139,7 +152,7 @@ class Agent:
             "worker %s (%s) takes jobs, %d at once",
             self.options.name,
             self.identity.worker,
-            self.capabilities.cpus,
+            at_once,
         )
         try:
             self._until_stopped(broker.member, shop)
@@ -161,7 +174,8 @@ class Agent:
             cleaner=Cleaner(),
             scratch=scratch,
             cache=self.home / "cache",
-            python=sys.executable,
+            python=self.hardware.interpreter.executable,
+            hardware=self.hardware,
             environment=dict(os.environ),
             fits=self._fits,
             on_started=self._beat_soon,
@@ -182,27 +196,31 @@ class Agent:
         )
 
     def _member(self, callbacks: Callbacks) -> Member:
-        return Member(
+        member = Member(
             self.options.endpoint,
             self.settings,
             self.identity,
-            self.capabilities,
+            self._capabilities,
             Callbacks(
                 deliver=callbacks.deliver,
                 on_lease=self._extend_leases,
                 on_superseded=self._superseded,
             ),
             info=self._info,
-            node_cpus=max(usable_cpus(), self.capabilities.cpus),
+            node_cpus=max(usable_cpus(), self._capabilities.cpus),
         )
+        self.hardware.attach(member)
+        return member
 
     # --- what the parts ask ---
 
     def _fits(self, signature: str, needs: Requirements) -> bool:
         """The worker's own look before a start: the queue matched it against the class that it registered."""
-        if signature not in self._judged:
-            self._judged[signature] = eligible_groups(needs, self.capabilities) is not None
-        return self._judged[signature]
+        caps = self.capabilities
+        known = (caps.class_id, signature)
+        if known not in self._judged:
+            self._judged[known] = eligible_groups(needs, caps) is not None
+        return self._judged[known]
 
     def _beat_soon(self) -> None:
         """A heartbeat out of turn."""
@@ -221,9 +239,10 @@ class Agent:
                 "name": self.options.name,
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
-                "python": {"executable": sys.executable, "version": platform.python_version()},
+                "version": metadata.version("gpulayer"),
                 "target": "local" if self.options.private else "redis",
                 "started_s": self.started_s,
+                **self.hardware.facts(),
             }
         )
 
@@ -249,6 +268,14 @@ class Agent:
         while not self._signals:
             self._bell.wait(TIDY_EVERY_S)
             shop.pool.tidy()
+            self._look_around()
+
+    def _look_around(self) -> None:
+        """Packages may have come into the jobs' Python; what cannot be told now is told later."""
+        try:
+            self.hardware.refresh()
+        except GpulayerError as error:
+            log.warning("what has changed on this machine could not be told: %s", error)
 
     def _stop(self, worker: dramatiq.Worker, member: Member, shop: Workshop) -> None:
         """Drains; a second signal hands back what still runs."""

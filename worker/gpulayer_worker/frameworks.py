@@ -96,7 +96,13 @@ class Interpreter:
         self._answer: Python | None = None
         self._stamp: tuple[int, ...] = ()
 
+    @property
+    def known(self) -> Python:
+        """The last answer, without asking."""
+        return self._answer or self.python()
+
     def python(self) -> Python:
+        """What it says now."""
         if self._answer is None or self._stamp != _stamp(self._answer):
             self._answer = ask(self.executable)
             self._stamp = _stamp(self._answer)

@@ -27,11 +27,14 @@ ASK_PYTHON_S = 20.0
 
 @dataclass(frozen=True)
 class Device:
-    """A granted device: its number in PCI order, its UUID, and whether it is a slice (MIG) of one."""
+    """A granted device: its number in PCI order, its UUID, and whether only that names it.
+
+    Numbers do not name a slice (MIG), nor any device of a machine where a runtime may count otherwise than its driver.
+    """
 
     index: int
     uuid: str
-    is_slice: bool = False
+    by_uuid: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,8 +177,8 @@ def _identity(grant: Grant) -> dict[str, str]:
 
 
 def _mask(devices: tuple[Device, ...]) -> str:
-    """Numbers for whole devices, which every library understands; UUIDs as soon as a slice is among them."""
-    by_uuid = any(device.is_slice for device in devices)
+    """Numbers for whole devices, which every library understands; UUIDs as soon as one has no sure number."""
+    by_uuid = any(device.by_uuid for device in devices)
     return ",".join(device.uuid if by_uuid else str(device.index) for device in devices) or NO_DEVICE
 
 

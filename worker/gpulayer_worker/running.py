@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpulayer_broker import spec as specs
-from gpulayer_broker.attempts import CANCELLED, STALE, Attempt
+from gpulayer_broker.attempts import CANCELLED, DEVICE_LOST, STALE, Attempt
 from gpulayer_broker.consumer import Outcome, dumps, error_field
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.functions import Arg
@@ -28,7 +28,8 @@ from gpulayer_broker.store.blobstore import BlobStore
 from gpulayer_broker.store.tree import Manifest
 from gpulayer_broker.store.unpack import load_manifest, unpack
 from gpulayer_worker.cleaner import Cleaner
-from gpulayer_worker.grant import Folders, Grant, job_environment, nvidia_library_folders
+from gpulayer_worker.grant import Device, Folders, Grant, job_environment, nvidia_library_folders
+from gpulayer_worker.hardware import DeviceLost, Hardware
 from gpulayer_worker.joblog import JobLog
 from gpulayer_worker.logs import Logs
 from gpulayer_worker.outputs import gather
@@ -56,6 +57,7 @@ class Workshop:
     scratch: Path
     cache: Path
     python: str
+    hardware: Hardware
     environment: Mapping[str, str]
     fits: Callable[[str, Requirements], bool]
     on_started: Callable[[], None]
@@ -104,6 +106,9 @@ class Run:
             except ForkServerGone as error:
                 log.warning("job %s: %s", self.attempt.id, error)
                 return self._stopped_before_start() or Outcome("released", "lost")
+            except DeviceLost as error:
+                log.warning("job %s does not start here: %s", self.attempt.id, error)
+                return self._stopped_before_start() or Outcome("released", "returned")
             finally:
                 for writer in writers:
                     os.close(writer)
@@ -183,14 +188,19 @@ class Run:
         return path
 
     def _environment(self, scratch: Scratch, needs: Requirements) -> dict[str, str]:
+        given = self.shop.hardware.granted(self.attempt)
         grant = Grant(
             job_id=self.attempt.id,
             attempt=self.attempt.grant.attempt,
             name=self.spec.name,
-            accelerator="cpu",
+            accelerator=given[0].kind if given else "cpu",
             cpus=max(1, needs.cpus),
             python=self.shop.python,
             folders=Folders(scratch.root, scratch.outputs, self.shop.cache),
+            devices=tuple(
+                Device(device.index, device.uuid, self.shop.hardware.is_named_by_uuid(device))
+                for device in given
+            ),
         )
         return job_environment(
             grant, self.spec.env, self.shop.environment, nvidia_library_folders(self.shop.python)
@@ -223,8 +233,11 @@ class Run:
     # --- after ---
 
     def _ended(self, ending: Ending, scratch: Scratch, job_log: JobLog) -> Outcome:
-        self.shop.logs.finish(job_log, PIPES_PATIENCE_S)
         outcome = self._judge(ending)
+        if self.attempt.stop_reason == DEVICE_LOST and outcome.verdict == "released":
+            why = self.shop.hardware.why_lost(self.attempt)
+            job_log.write("err", f"\n[gpulayer: {why}; the job is handed back and starts again]\n".encode())
+        self.shop.logs.finish(job_log, PIPES_PATIENCE_S)
         if outcome.verdict == "released":
             return outcome
         if ending.strays:
@@ -250,7 +263,7 @@ class Run:
         reason = self.attempt.stop_reason
         if reason == CANCELLED:
             return Outcome("cancelled", "cancelled")
-        return Outcome("released", "returned")
+        return Outcome("released", "lost" if reason == DEVICE_LOST else "returned")
 
     def _function_outcome(self, ending: Ending) -> Outcome:
         report = ending.report

@@ -2,7 +2,7 @@
 -- Guarantee: only listed attempts whose token is current are extended; attempts of this worker that it does not list, and
 --   that were granted more than a heartbeat ago, go back uncounted.
 -- Keys: root. Arguments: worker, incarnation, lease_ms, n, then n times id, token, started (1 once the job itself runs),
---   progress ('' for none).
+--   progress ('' for none), then what status shows of the worker ('' where that has not changed).
 -- Returns: {'ok', {stale id, …}, {cancelled id, …}, keeper ('1' or '0'), state}, {'unknown'} or {'superseded'}.
 local function started(P, j, now)
   redis.call('HSET', H.job(P, j.id), 'state', 'running', 'started_ms', now)
@@ -54,6 +54,8 @@ register('renew', {'allow-oom'}, function(K, A)
       stale[#stale + 1] = id
     end
   end
+  local info = A[5 + 4 * tonumber(A[4])]
+  if info and info ~= '' then redis.call('HSET', P .. 'worker:' .. worker, 'info', info) end
   redis.call('ZADD', P .. 'workers', now, worker)
   redis.call('ZADD', P .. 'classseen', now, v[4])
   unlisted(P, worker, listed, beat, now)
