@@ -9,7 +9,9 @@ A table between `<!-- name:begin -->` and `<!-- name:end -->` is replaced, the t
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,6 +30,8 @@ SETTINGS = {
     "lease_grace_s": "how much longer than the lease another worker waits before it starts the job",
     "term_grace_s": "from TERM to KILL when a job is ended",
     "idle_stop_s": "when the private set-up stops, with no client and no open job",
+    "probe_limit_s": "how long a look at the machine's devices may take",
+    "probe_every_s": "how often a worker looks at its devices",
     "lost_workers": "the loss that ends a job as `worker_lost`",
     "argument_inline_bytes": "pickled arguments up to this travel in the record, larger ones in the store",
     "argument_blob_bytes": "the most that a call's pickled arguments, or its function, may have",
@@ -91,7 +95,22 @@ def cli_page() -> str:
         "with the job's own exit code. Every command has `--help`.\n",
     ]
     parts += [_command(name, command) for name, command in group.commands.items()]
+    parts.append(worker_section())
     return "\n".join(parts)
+
+
+def worker_section() -> str:
+    """The worker's own program, as its `--help` tells it."""
+    command = [sys.executable, "-m", "gpulayer_worker", "--help"]
+    # So wide that every option has one line.
+    environment = {**os.environ, "COLUMNS": "1000"}
+    told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+    options = re.findall(r"^ +(--[\w-]+(?: \S+)?)(?: {2,}|\n +)(\S.*)$", told, re.M)
+    return (
+        "## python -m gpulayer_worker\n\nA worker in the foreground, for a queue at an address. The first SIGTERM or\n"
+        "Ctrl-C lets it finish what runs and take nothing new; the second hands back what runs, and stops.\n\n"
+        + table(("option", "meaning"), ((f"`{flag}`", meaning) for flag, meaning in options))
+    )
 
 
 def _command(name: str, command: Any) -> str:
@@ -195,7 +214,7 @@ def settings_page() -> str:
     from gpulayer_broker.settings import Settings
 
     rows = [
-        (f"`{f.name}`", f"`GPULAYER_{f.name.upper()}`", _default(f), SETTINGS[f.name])
+        (f"`{f.name}`", f"`GPULAYER_{f.name.upper()}`", _default(f), _meaning(f.name))
         for f in fields(Settings)
     ]
     return "\n".join(
@@ -214,6 +233,12 @@ def settings_page() -> str:
             table(("variable", "meaning"), ((f"`{k}`", v) for k, v in JOB_VARIABLES.items())),
         ]
     )
+
+
+def _meaning(name: str) -> str:
+    if name not in SETTINGS:
+        raise SystemExit(f"setting {name} is new: say what it means in SETTINGS of scripts/make_reference.py")
+    return SETTINGS[name]
 
 
 def _default(each: Any) -> str:
@@ -292,10 +317,11 @@ def end_reasons_table() -> str:
 def filled(text: str, tables: dict[str, str]) -> str:
     """The text with each table between its markers."""
     for name, content in tables.items():
-        marked = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.S)
-        if not marked.search(text):
-            raise SystemExit(f"no markers <!-- {name}:begin --> and <!-- {name}:end -->")
-        text = marked.sub(lambda found, content=content: f"{found[1]}\n{content}\n{found[2]}", text)
+        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+        if begin not in text or end not in text:
+            raise SystemExit(f"no markers {begin.strip()} and {end}")
+        before, after = text.partition(begin)[0], text.partition(end)[2]
+        text = f"{before}{begin}\n{content}\n{end}{after}"
     return text
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,16 @@ def test_every_command_and_flag_is_in_the_documentation() -> None:
     }
     assert not [name for name in commands() if f"gpulayer {name}" not in text]
     assert not [flag for flag in flags if not re.search(rf"`{re.escape(flag)}[` ]", text)]
+
+
+def test_every_flag_of_the_worker_is_in_the_documentation() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "gpulayer_worker", "--help"], check=True, capture_output=True, text=True
+    ).stdout
+    flags = set(re.findall(r"(--[a-z-]+)", told.partition("options:")[2])) - {"--help"}
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text().partition("## python -m gpulayer_worker")[2]
+    assert len(flags) > 3
+    assert not [flag for flag in flags if not re.search(rf"`{flag}[` ]", page)]
 
 
 def test_every_command_that_is_shown_is_there() -> None:
