@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gpulayer_broker import functions
 from gpulayer_broker.attempts import Attempt, Attempts, lease_clock_s
-from gpulayer_broker.functions import Claimed, Committed, DeviceLot, Ending, Offer
+from gpulayer_broker.functions import Claimed, Committed, DeviceLot, Ending, ItemsEnding, Offer
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
 
@@ -96,7 +96,7 @@ class Claims:
     def commit(
         self,
         attempt: Attempt,
-        ending: Ending,
+        ending: Ending | ItemsEnding,
         needs: Iterable[Requirements] = (),
         *,
         claim_next: bool = True,

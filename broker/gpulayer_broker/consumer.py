@@ -21,7 +21,7 @@ from dramatiq.message import Message
 from gpulayer_broker.attempts import Attempt
 from gpulayer_broker.connection import ReplyError
 from gpulayer_broker.errors import GpulayerError, NotAllowed, Unavailable
-from gpulayer_broker.functions import Arg, Ending
+from gpulayer_broker.functions import Arg, Ending, ItemsEnding
 from gpulayer_broker.member import Member
 from gpulayer_broker.outbox import Outbox, submission
 
@@ -32,12 +32,14 @@ log = logging.getLogger("gpulayer")
 class Outcome:
     """What the attempt came to, where the one who ran it says more than success or exception.
 
-    verdict: a final state, or `released` with the way as its reason (returned, lost, unfit).
+    verdict: a final state, or `released` with the way as its reason (returned, lost, unfit). `items`: how a chunk of an
+    array ended.
     """
 
     verdict: str = ""
     reason: str = ""
     fields: dict[str, Arg] = field(default_factory=dict)
+    items: ItemsEnding | None = None
 
 
 class CapabilityMessage(MessageProxy):
@@ -91,7 +93,7 @@ class Delivery:
         except GpulayerError as refused:
             self._let_go(attempt, refused)
 
-    def commit(self, attempt: Attempt, ending: Ending, needs: Iterable[Any]) -> None:
+    def commit(self, attempt: Attempt, ending: Ending | ItemsEnding, needs: Iterable[Any]) -> None:
         """Ends an attempt. What the queue refuses to write ends as a failure that says so."""
         assert self.member is not None
         try:
@@ -172,7 +174,7 @@ class CapabilityConsumer(Consumer):
 def decode(attempt: Attempt) -> Message[Any]:
     """The message of a grant, with the options that its retries have left."""
     message: Message[Any] = Message.decode(attempt.grant.spec)
-    if message.message_id != attempt.id:
+    if message.message_id != attempt.id.partition("/")[0]:  # a chunk of an array is `<id>/<n>`
         raise ValueError(f"the record names job {message.message_id}")
     types = {"args": (list, tuple), "kwargs": dict, "options": dict, "actor_name": str, "queue_name": str}
     for name, kind in types.items():
@@ -183,9 +185,11 @@ def decode(attempt: Attempt) -> Message[Any]:
     return message
 
 
-def ending_of(message: CapabilityMessage) -> Ending:
+def ending_of(message: CapabilityMessage) -> Ending | ItemsEnding:
     """How the attempt ends: a retry if middleware asked for one, else what its runner said, else success or failure."""
     outbox, outcome, attempt = message.outbox, message.outcome, message.attempt
+    if outcome.items is not None:
+        return outcome.items
     successors = [
         submission(m, needs, delay_ms, attempt.grant.owner) for m, needs, delay_ms in outbox.successors
     ]

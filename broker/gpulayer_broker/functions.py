@@ -344,7 +344,9 @@ def checkpoint(job_id: str, token: str, digest: str) -> Call[str]:
     return Call("checkpoint", (job_id, token, digest), _first)
 
 
-def commit(ending: Ending, next_claim: Offer | None = None) -> Call[Committed]:
+def commit(ending: Ending | ItemsEnding, next_claim: Offer | None = None) -> Call[Committed]:
+    if isinstance(ending, ItemsEnding):
+        return commit_items(ending, next_claim)
     e = ending
     args: list[Arg] = [e.id, e.token, e.verdict, e.reason, e.delay_ms, len(e.fields)]
     for name, value in e.fields.items():

@@ -7,7 +7,7 @@ labels cannot be judged in Lua.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TypeVar
 
 from gpulayer_broker import capabilities, functions, library, requirements
@@ -20,7 +20,16 @@ from gpulayer_broker.errors import (
     TooManyRequirements,
     Unavailable,
 )
-from gpulayer_broker.functions import Call, Committed, Ending, Offer, Page, Registration, Submission
+from gpulayer_broker.functions import (
+    Call,
+    Committed,
+    Ending,
+    ItemsEnding,
+    Offer,
+    Page,
+    Registration,
+    Submission,
+)
 from gpulayer_broker.job import RECORD_FIELDS, JobRecord, decode_record
 from gpulayer_broker.keys import DEFAULT_NAMESPACE, Keys, root_of
 from gpulayer_broker.matching import eligible_groups
@@ -30,6 +39,7 @@ from gpulayer_broker.settings import Settings
 T = TypeVar("T")
 
 _ROUNDS = 50
+_PAGES_AT_ONCE = 50
 
 
 class Queue:
@@ -153,7 +163,7 @@ class Queue:
         raise Unavailable("requirements come and go faster than this worker can judge them; try again")
 
     def commit(
-        self, ending: Ending, next_claim: Offer | None, outbox_needs: Iterable[Requirements]
+        self, ending: Ending | ItemsEnding, next_claim: Offer | None, outbox_needs: Iterable[Requirements]
     ) -> Committed:
         """Ends an attempt; what its outbox asks for is made known first where it is new."""
         needs = {r.signature: r for r in outbox_needs}
@@ -206,6 +216,17 @@ class Queue:
         """(kind, bytes) of the result; None where it was none or is no longer kept."""
         kind, data = self.link.call("HMGET", self.keys.job(job_id), "result_kind", "result")
         return (kind or b"").decode(), data
+
+    def pages(self, array_id: str, known: Container[int] = ()) -> dict[int, bytes]:
+        """First item → packed outcomes of each range of an array that has ended, but those that are `known`."""
+        key = self.keys.pages(array_id)
+        starts = [start for raw in self.link.call("HKEYS", key) if (start := int(raw)) not in known]
+        found: dict[int, bytes] = {}
+        for at in range(0, len(starts), _PAGES_AT_ONCE):
+            some = starts[at : at + _PAGES_AT_ONCE]
+            pages = zip(some, self.link.call("HMGET", key, *some), strict=True)
+            found.update((start, page) for start, page in pages if page is not None)
+        return found
 
     def open_jobs(self, logical_queue: str) -> int:
         """Jobs of a logical queue that are not final: waiting, delayed and in flight."""
