@@ -14,6 +14,7 @@ from tests.docs.pages import Block
 
 DEADLINE_S = 60.0
 COLUMNS = "110"
+STYLES = re.compile(r"\x1b\[[0-9;]*m")
 # What differs from run to run, and what stands for it on both sides of a comparison.
 _VARYING = (
     (re.compile(r"\b(j|w)_[0-9a-z]{6,12}\b"), r"\1_ID"),
@@ -39,7 +40,7 @@ class PageFolder:
             "GPULAYER_STATE_DIR": str(folder / "state"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "REDIS_URL": redis_url,
-            "TERM": "dumb",
+            "TERM": "xterm",
             "COLUMNS": COLUMNS,
             "PYTHONUNBUFFERED": "1",
         }
@@ -77,7 +78,7 @@ def on_terminal(command: list[str], folder: Path, environment: dict[str, str]) -
         )
         os.close(theirs)
         printed = _read_all(ours)
-        return process.wait(DEADLINE_S), printed.replace("\r\n", "\n")
+        return process.wait(DEADLINE_S), STYLES.sub("", printed).replace("\r\n", "\n")
     finally:
         os.close(ours)
 
