@@ -29,6 +29,7 @@ from gpulayer_broker.embedded import (
     server_endpoint,
     server_log,
     stop_server,
+    sync_data,
     terminate_server,
 )
 from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable
@@ -41,6 +42,7 @@ log = logging.getLogger("gpulayer.supervisor")
 LOG_MOST_BYTES = 4 * 1024 * 1024
 LOG_KEPT_BYTES = 1024 * 1024
 CHECK_MOST_S = 5.0
+SYNC_EVERY_S = 1.0
 KEEPER_JOIN_S = 0.2
 LOAD_DEADLINE_S = 600.0
 STOP_MARGIN_S = 20.0
@@ -91,7 +93,7 @@ class Supervisor:
         self._served = threading.Event()
         self._keepers = [
             threading.Thread(target=self._guarded, args=(keep,), name=keep.__name__, daemon=True)
-            for keep in (self._keep_server, self._keep_worker)
+            for keep in (self._keep_server, self._keep_worker, self._keep_synced)
         ]
         self._server_since = math.inf
         self._exit_code = 0
@@ -177,6 +179,18 @@ class Supervisor:
                 return
             log.info("worker %d started", child.pid)
             log.warning("worker %d ended with code %d", child.pid, child.wait())
+
+    def _keep_synced(self) -> None:
+        """A power cut costs what was written since the last round."""
+        failed = False
+        while not self._stopping.wait(SYNC_EVERY_S):
+            try:
+                sync_data(self._folders)
+                failed = False
+            except OSError as error:
+                if not failed:
+                    log.error("the queue's file cannot be synced: %s", error)
+                failed = True
 
     def _start_worker(self) -> subprocess.Popen[bytes] | None:
         """The worker's process, unless the end has begun: then nobody would stop it."""

@@ -22,6 +22,7 @@ from gpulayer_broker.embedded import (
     running_server,
     server_log,
     stop_server,
+    sync_data,
 )
 from gpulayer_broker.errors import ConfigError
 from gpulayer_broker.folders import Folders
@@ -100,7 +101,7 @@ def test_it_is_durable_private_and_never_evicts(folders: Folders) -> None:
 
     assert configured == {
         "appendonly": "yes",
-        "appendfsync": "everysec",
+        "appendfsync": "no",
         "maxmemory-policy": "noeviction",
         "port": "0",
         "unixsocketperm": "700",
@@ -127,6 +128,22 @@ def test_a_killed_server_loses_no_acknowledged_write(folders: Folders) -> None:
 
     with start(folders) as link:
         assert link.call("LRANGE", "written", 0, -1) == [b"%d" % number for number in range(500)]
+
+
+def test_a_write_is_in_the_file_before_it_is_answered(folders: Folders) -> None:
+    with start(folders) as link:
+        file = next((folders.queue / "appendonlydir").glob("*.incr.aof"))
+        for number in range(200):
+            link.call("SET", "written", f"number {number};")
+            assert f"number {number};".encode() in file.read_bytes()
+
+
+def test_what_was_written_can_be_synced_while_the_server_runs(folders: Folders) -> None:
+    sync_data(folders)  # before there is a file
+    with start(folders) as link:
+        link.call("SET", "written", "x")
+        sync_data(folders)
+        assert link.call("GET", "written") == b"x"
 
 
 def test_a_stopped_server_keeps_its_data_and_frees_its_lock(folders: Folders) -> None:

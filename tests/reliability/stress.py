@@ -1,0 +1,389 @@
+"""Many small jobs on a private set-up whose parts are killed at random: each ends exactly once, with its own result.
+
+`python -m tests.reliability.stress --jobs 2000 --seed S` prints the seed and a summary, and exits with 1 where anything
+is lost, doubled, wrong or left behind. The seed decides jobs and faults; their timing is the machine's.
+
+Killed (-9) are job processes, fork servers, workers, the supervisor and the queue server. Each job appends a line to a
+file of its own when an attempt begins and one when it ends: attempts may be many, but none runs twice, and one end is
+accepted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpulayer import private
+from gpulayer_broker.connection import Link
+from gpulayer_broker.errors import GpulayerError, JobNotFound
+from gpulayer_broker.folders import locate_folders
+from gpulayer_broker.settings import Settings
+from gpulayer_broker.spec import Spec
+from tests import checker
+from tests.leaks import leaks
+from tests.reliability.history import History, account
+from tests.reliability.nemesis import fork_servers, is_gone, job_processes, kill, processes_of
+from tests.snapshot import read
+from tests.workers import Desk, WorkerProcess
+
+SETTINGS = Settings(lease_s=4, heartbeat_s=0.4, lease_grace_s=0.5, term_grace_s=1, lost_workers=1_000_000)
+RETRIES = {"max_retries": 50, "min_backoff": 10, "max_backoff": 50}
+KINDS = ("job", "fork server", "worker", "server", "supervisor")
+WEIGHTS = (50, 20, 18, 6, 6)
+WORKERS = 3
+CLIENT = "stress"
+# What a job writes of itself: begin or end, the attempt, its process id.
+Mark = tuple[str, int, int]
+
+
+@dataclass
+class Job:
+    """What was asked for, and what must come of it."""
+
+    number: int
+    id: str
+    kind: str
+    retried: bool
+
+    @property
+    def words(self) -> bytes:
+        return b"result %d\n" % self.number
+
+
+@dataclass
+class Report:
+    """What happened, in numbers, and what must not have."""
+
+    jobs: int
+    seed: int
+    kills: Counter[str] = field(default_factory=Counter)
+    killed_pids: set[int] = field(default_factory=set)
+    restarts: int = 0
+    took_s: float = 0.0
+    standstill_s: float = 0.0
+    states: Counter[str] = field(default_factory=Counter)
+    attempts: int = 0
+    losses: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        kills = ", ".join(f"{self.kills[kind]} {kind}s" for kind in KINDS)
+        states = ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
+        lines = [
+            f"seed {self.seed}: {self.jobs} jobs in {self.took_s:.1f} s: {states}",
+            f"killed {sum(self.kills.values())}: {kills}; {self.restarts} restarts of workers",
+            f"{self.attempts} attempts, {self.losses} lost; longest time without an end {self.standstill_s:.1f} s",
+            f"faults: {len(self.faults)}",
+        ]
+        return "\n".join(lines + [f"  {fault}" for fault in self.faults[:50]])
+
+
+class Stress:
+    """One run, in a folder of its own."""
+
+    def __init__(self, jobs: int, seed: int, folder: Path, patience_s: float) -> None:
+        self.report = Report(jobs, seed)
+        self.folder, self.patience_s = folder, patience_s
+        self.marks = folder / "marks"
+        self.marks.mkdir()
+        dice = random.Random(seed)
+        self.jobs = [make_job(dice, number) for number in range(jobs)]
+        self._dice = random.Random(dice.random())
+        self._history = History(folder / "history.jsonl")
+        self._workers: list[WorkerProcess] = []
+        self._over = threading.Event()
+        self._done: dict[str, list[str]] = {}
+
+    def run(self) -> Report:
+        began = time.monotonic()
+        self.desk = Desk(private.ensure_private(SETTINGS), "default", CLIENT)
+        self.desk.queue.configure(SETTINGS)
+        self._workers = [self._hire(number) for number in range(1, WORKERS)]
+        threads = [self._thread(self._keep_up), self._thread(self._disturb), self._thread(self._submit)]
+        try:
+            self._watch()
+            self.report.took_s = time.monotonic() - began
+        finally:
+            self._over.set()
+            for thread in threads:
+                thread.join(60)
+        self._check()
+        self._clear_up()
+        return self.report
+
+    def _thread(self, target: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=self._told(target), name=target.__name__, daemon=True)
+        thread.start()
+        return thread
+
+    def _told(self, target: Callable[[], None]) -> Callable[[], None]:
+        def guarded() -> None:
+            try:
+                target()
+            except Exception as error:  # noqa: BLE001 - a broken test must not pass for a quiet one
+                self.report.faults.append(f"the test's {target.__name__} broke: {error!r}")
+
+        return guarded
+
+    # --- what goes on ---
+
+    def _hire(self, number: int) -> WorkerProcess:
+        log = self.folder / f"worker-{number}.log"
+        endpoint = self.desk.endpoint
+        options = ("--node", f"n{number}")
+        return WorkerProcess(
+            endpoint,
+            "default",
+            f"stress-{number}",
+            log,
+            *options,
+            slots=3,
+            environment=SETTINGS.as_environment(),
+        )
+
+    def _submit(self) -> None:
+        """A client that is patient: what it does not know it submits again, under the same id."""
+        desk = Desk(self.desk.endpoint, "default", CLIENT)
+        for job in self.jobs:
+            spec, options = self._spec(job)
+            while not self._over.is_set():
+                with suppress(GpulayerError), self._history.call("submit", id=job.id):
+                    desk.submit(spec, id=job.id, options=options)
+                    break
+        desk.close()
+
+    def _spec(self, job: Job) -> tuple[Spec, dict[str, Any]]:
+        options = RETRIES if job.retried else {}
+        mark = self.marks / job.id
+        if job.kind == "function":
+            return self.desk.function_spec(work, str(mark), job.number), options
+        begin, end = f"echo begin $GPULAYER_ATTEMPT $$ >> {mark}", f"echo end $GPULAYER_ATTEMPT >> {mark}"
+        body = {
+            "command": f"echo result {job.number}",
+            "outputs": f"echo result {job.number} | tee $GPULAYER_OUTPUTS/file",
+            "failing": f"echo result {job.number}; [ $GPULAYER_ATTEMPT -gt 1 ] || exit 1",
+        }[job.kind]
+        return self.desk.command_spec(
+            "sh", "-c", f"{begin}; {body}; sleep 0.0{job.number % 8}; {end}"
+        ), options
+
+    def _keep_up(self) -> None:
+        """What an init system does for workers, and any command of the user for the private set-up."""
+        while not self._over.wait(0.1):
+            for worker in self._workers:
+                if not worker.alive:
+                    worker.start()
+                    self.report.restarts += 1
+            with suppress(GpulayerError):
+                private.ensure_private(SETTINGS)
+
+    def _disturb(self) -> None:
+        while not self._over.wait(self._dice.uniform(0.05, 0.4)):
+            kind = self._dice.choices(KINDS, WEIGHTS)[0]
+            victims = self._victims(kind)
+            if not victims:
+                continue
+            victim = self._dice.choice(victims)
+            if kill(victim):
+                self.report.kills[kind] += 1
+                self.report.killed_pids.add(victim)
+                self._history.note(type="kill", what=kind, pid=victim)
+
+    def _victims(self, kind: str) -> list[int]:
+        if kind in ("server", "supervisor"):
+            return _present(private.status(), kind)
+        workers = [worker.pid for worker in self._workers if worker.alive] + _present(
+            private.status(), "worker"
+        )
+        if kind == "worker":
+            return workers
+        find = fork_servers if kind == "fork server" else job_processes
+        return [pid for worker in workers for pid in find(worker)]
+
+    def _watch(self) -> None:
+        """Reads the ends that the queue tells this client, until every job has one."""
+        link, last, ids = Link(self.desk.endpoint), b"0-0", {job.id for job in self.jobs}
+        key, heard = self.desk.queue.keys.done(CLIENT), time.monotonic()
+        deadline = heard + self.patience_s
+        while not ids <= set(self._done):
+            if time.monotonic() > deadline:
+                missing = sorted(ids - set(self._done))
+                self.report.faults.append(f"{len(missing)} jobs without an end after all: {missing[:5]}")
+                break
+            with suppress(GpulayerError):
+                for _, entries in (
+                    link.block("XREAD", "BLOCK", 500, "STREAMS", key, last, timeout_s=0.5) or []
+                ):
+                    self.report.standstill_s = max(self.report.standstill_s, time.monotonic() - heard)
+                    heard, last = time.monotonic(), entries[-1][0]
+                    for _, values in entries:
+                        told = dict(zip(values[::2], values[1::2], strict=True))
+                        self._done.setdefault(told[b"job"].decode(), []).append(told[b"state"].decode())
+        link.close()
+
+    # --- what must hold ---
+
+    def _check(self) -> None:
+        faults = self.report.faults
+        private.ensure_private(SETTINGS)
+        present = set()
+        for job in self.jobs:
+            try:
+                faults += self._judge(job)
+                present.add(job.id)
+            except JobNotFound:
+                faults.append(f"{job.id} is lost")
+        faults += account(self._history.lines(), present)
+        faults += self._still_held()
+        faults += checker.violations(read(self.desk.link, self.desk.queue.keys.root))
+        faults += leaks(self.desk.link, self.desk.queue.keys.root)
+
+    def _judge(self, job: Job) -> list[str]:
+        record = self.desk.record(job.id)
+        self.report.states[record.state] += 1
+        self.report.attempts += record.attempt
+        self.report.losses += record.losses
+        marks = self._marks(job)
+        begun = [attempt for word, attempt, _ in marks if word == "begin"]
+        out = [f"{job.id}: attempt {a} ran {n} times" for a, n in Counter(begun).items() if n > 1]
+        ends = self._done.get(job.id, [])
+        if len(ends) != 1 or ends[0] != record.state:
+            out.append(f"{job.id} is {record.state}, and told were {ends}")
+        if begun and max(begun) > record.attempt:
+            out.append(f"{job.id}: attempt {max(begun)} ran, the record knows {record.attempt}")
+        if record.state == "succeeded":
+            return out + self._wrong_result(job, record.attempt, marks)
+        if not self._was_killed(job, record.end_reason, record.attempt, marks):
+            out.append(f"{job.id} ({job.kind}) is {record.state}: {record.end_reason} {record.error!r}")
+        return out
+
+    def _was_killed(self, job: Job, reason: str, attempt: int, marks: list[Mark]) -> bool:
+        """Whether a job that ended by a signal is one of those that this test killed, known by its process id."""
+        if reason != "signal" or job.retried:
+            return False
+        pids = {pid for word, number, pid in marks if (word, number) == ("begin", attempt)}
+        # One that was killed before its first line has no number to be known by.
+        return bool(pids & self.report.killed_pids) if pids else self.report.kills["job"] > 0
+
+    def _wrong_result(self, job: Job, attempt: int, marks: list[Mark]) -> list[str]:
+        out = []
+        if ("end", attempt) not in [(word, number) for word, number, _ in marks]:
+            out.append(f"{job.id} succeeded at attempt {attempt}, which never came to its end")
+        if job.kind == "function":
+            value = self.desk.value(job.id)
+            return out if value == [job.number, job.number**2] else [*out, f"{job.id} returned {value!r}"]
+        if self.desk.whole_log(job.id) != job.words:
+            out.append(f"{job.id} has the log {self.desk.whole_log(job.id)!r}")
+        if job.kind == "outputs" and self.desk.output(job.id, "outputs/file") != job.words:
+            out.append(f"{job.id} has wrong outputs")
+        return out
+
+    def _marks(self, job: Job) -> list[Mark]:
+        path = self.marks / job.id
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        words = [line.split() for line in lines]
+        return [(w[0], int(w[1]), int(w[2]) if len(w) > 2 else 0) for w in words]
+
+    def _still_held(self) -> list[str]:
+        """The ledger is full again: nothing is held, leased, running or open."""
+        root = self.desk.queue.keys.root
+        names = [key.decode()[len(root) :] for key in self.desk.link.call("KEYS", f"{root}*")]
+        held = [
+            n for n in names if n.startswith(("held:", "device:", "running:", "queue:", "heads:", "waiting:"))
+        ]
+        return [
+            f"{name} is still there"
+            for name in [*held, *({"leases", "owners", "open", "delayed"} & set(names))]
+        ]
+
+    def _clear_up(self) -> None:
+        """Stops all; no process and no job's folder may be left."""
+        for worker in self._workers:
+            worker.end()
+        state = locate_folders().state
+        private.release_private()
+        private.down()
+        faults = self.report.faults
+        faults += [f"process {pid} is left" for pid in processes_of(str(state)) if not is_gone(pid)]
+        faults += [f"folder {path} is left" for path in state.glob("workers/*/scratch/*")]
+        self.desk.close()
+        self._history.close()
+
+
+def make_job(dice: random.Random, number: int) -> Job:
+    kind = dice.choices(("command", "function", "outputs", "failing"), (45, 35, 10, 10))[0]
+    return Job(number, f"j_stress{number:06d}", kind, kind == "failing" or dice.random() < 0.3)
+
+
+def work(mark: str, number: int) -> list[int]:
+    """The function of the jobs that are functions."""
+    import os
+    import time
+
+    attempt = os.environ["GPULAYER_ATTEMPT"]
+    with open(mark, "a") as file:
+        file.write(f"begin {attempt} {os.getpid()}\n")
+    time.sleep(number % 8 / 100)
+    with open(mark, "a") as file:
+        file.write(f"end {attempt}\n")
+    return [number, number**2]
+
+
+def _present(status: Mapping[str, Any], part: str) -> list[int]:
+    facts = status[part]
+    return [] if facts is None else [int(facts["pid"])]
+
+
+@contextmanager
+def own_state() -> Iterator[Path]:
+    """A folder for everything of a run, and an environment in which the private set-up lives there."""
+    folder = Path(tempfile.mkdtemp(prefix="gpl-", dir="/tmp"))
+    before = dict(os.environ)
+    for name, part in (
+        ("GPULAYER_STATE_DIR", "state"),
+        ("XDG_RUNTIME_DIR", "run"),
+        ("XDG_CONFIG_HOME", "config"),
+    ):
+        (folder / part).mkdir(mode=0o700)
+        os.environ[name] = str(folder / part)
+    os.environ.update(SETTINGS.as_environment())
+    try:
+        yield folder
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument(
+        "--patience", type=float, default=1800, help="seconds until jobs without an end are given up"
+    )
+    args = parser.parse_args()
+    print(f"seed {args.seed}", flush=True)
+    with own_state() as folder:
+        report = Stress(args.jobs, args.seed, folder, args.patience).run()
+    print(report.text())
+    if report.faults:
+        print(f"kept: {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
