@@ -96,7 +96,7 @@ def copied_tree() -> Iterator[Path]:
 def run(tree: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """A Python command that sees the copy and nothing of the tree."""
     paths = os.pathsep.join(str(tree / part) for part in ("", "broker", "worker"))
-    env = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "GPULAYER_NO_SHRINK": "1"}
     return subprocess.run(
         [sys.executable, *command],
         cwd=tree,

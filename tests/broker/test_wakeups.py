@@ -219,3 +219,17 @@ def test_no_idle_worker_fits_a_waiting_job_once_all_bells_are_answered(link: Lin
             history.settle()
             assert history.stuck() == [], f"seed {seed}"
             history.remove()
+
+
+def test_a_worker_whose_chunk_of_an_array_ended_without_a_claim_is_rung(link: Link, root: str) -> None:
+    hand = Hand(link, root)
+    hand.introduce(SIGNATURES[0], {})
+    worker = hand.machine("w1", {SIGNATURES[0]: ()}, slots=1)
+    hand.submit(SIGNATURES[0], count=2)
+    (chunk,) = hand.claim(worker, 1)
+
+    hand.run(fn.commit_items(fn.ItemsEnding(chunk.id, chunk.token, chunk.stop, 0, 1000, b"page")))
+
+    assert hand.mail("w1") == ["work"]
+    (last,) = hand.claim(worker, 1)
+    hand.run(fn.commit_items(fn.ItemsEnding(last.id, last.token, last.stop, 0, 1000, b"page")))
