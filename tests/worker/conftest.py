@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpulayer_broker.connection import Endpoint
+from tests.worker.nvml.scenario import Driver, build_library
 from tests.workers import Desk, WorkerProcess
 
 Hire = Callable[..., WorkerProcess]
@@ -44,3 +45,15 @@ def hire(desk: Desk, tmp_path: Path) -> Iterator[Hire]:
 def worker(hire: Hire) -> WorkerProcess:
     """One worker with two slots."""
     return hire()
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for NVIDIA's library."""
+    return build_library(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def driver(nvml_library: Path, tmp_path: Path) -> Driver:
+    """A driver without any card, which `driver.environment` lets a process find."""
+    return Driver(nvml_library, tmp_path / "scenario").show()

@@ -26,7 +26,7 @@ from gpulayer_broker.requirements import DEFAULT_QUEUE
 from gpulayer_broker.settings import Settings
 from gpulayer_broker.units import GIB, MIB
 from gpulayer_worker.devices.facts import Device
-from gpulayer_worker.devices.selection import parsed, selected
+from gpulayer_worker.devices.selection import Selection
 from gpulayer_worker.devices.use import judge
 from gpulayer_worker.devices.watch import Sight, Watch
 from gpulayer_worker.frameworks import Interpreter
@@ -59,7 +59,7 @@ class Hardware:
     def __init__(
         self, settings: Settings, offered: Offered, scratch: Path, recording: Path | None = None
     ) -> None:
-        parsed(offered.gpus or "none")
+        self._selection = Selection(offered.gpus)
         self.offered, self.scratch = offered, scratch
         self.interpreter = Interpreter(offered.python)
         self._watch = Watch(
@@ -96,7 +96,7 @@ class Hardware:
 
     def devices(self, sight: Sight | None = None) -> tuple[Device, ...]:
         """The devices that this worker may offer, unusable ones among them."""
-        return selected((sight or self._watch.sight).report.devices, self.offered.gpus)
+        return self._selection.of((sight or self._watch.sight).report.devices)
 
     @property
     def gpu_slots(self) -> int:

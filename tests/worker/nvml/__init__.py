@@ -1,0 +1,1 @@
+"""A stand-in for the NVIDIA driver's library, and the scenarios that drive it."""
