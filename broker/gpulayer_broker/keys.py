@@ -80,6 +80,7 @@ TABLE = (
     KeyKind("rung", "zset", "waiting", "worker → until when it must have claimed"),
     KeyKind("rungsig", "hash", "waiting", "worker → signature it was rung for"),
     KeyKind("inbox:<worker>", "stream", "worker", "bell and mail in one"),
+    KeyKind("samples:<worker>", "stream", "worker", "what its machine used, over time, capped"),
     KeyKind("deaths:<worker>", "set", "ttl", "jobs whose worker died under them, since its last success"),
     KeyKind("leases", "zset", "waiting", "job → when its attempt counts as lost"),
     KeyKind("delayed", "zset", "waiting", "job → when it is due"),
@@ -135,6 +136,9 @@ class Keys:
 
     def inbox(self, worker_id: str) -> str:
         return f"{self.root}inbox:{worker_id}"
+
+    def samples(self, worker_id: str) -> str:
+        return f"{self.root}samples:{worker_id}"
 
     def done(self, client: str) -> str:
         return f"{self.root}done:{client}"

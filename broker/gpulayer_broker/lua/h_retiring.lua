@@ -41,7 +41,7 @@ function H.forget_worker(P, w)
   redis.call('ZREM', P .. 'workers', w)
   redis.call('ZREM', P .. 'rung', w)
   redis.call('HDEL', P .. 'rungsig', w)
-  redis.call('DEL', P .. 'worker:' .. w, P .. 'inbox:' .. w, P .. 'deaths:' .. w)
+  redis.call('DEL', P .. 'worker:' .. w, P .. 'inbox:' .. w, P .. 'deaths:' .. w, P .. 'samples:' .. w)
 end
 
 -- a result that is past its own, shorter retention
