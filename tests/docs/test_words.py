@@ -162,6 +162,13 @@ def test_the_written_pages_are_what_the_code_says() -> None:
     assert not stale(), "run: python scripts/make_reference.py"
 
 
+def test_every_mutant_is_in_the_table_and_no_other() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text().partition("## Mutants")[2]
+    named = set(re.findall(r"^\| ([a-z0-9-]+) \|", text, re.M)) - {"mutant", "---"}
+    there = {path.stem for path in (ROOT / "tests" / "mutants").glob("*.toml")}
+    assert named == there, "run: python scripts/mutants.py --table docs/reliability.md"
+
+
 def test_the_changelog_has_the_version() -> None:
     import gpulayer
 
