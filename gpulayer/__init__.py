@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpulayer.client import Client
     from gpulayer.handle import Job
     from gpulayer.inside import current_job, progress
-    from gpulayer.mapping import MapResult
+    from gpulayer.mapping import Item, MapResult
     from gpulayer.remote_function import RemoteFunction, remote
     from gpulayer_broker.errors import (
         GpulayerError,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Client",
     "GpulayerError",
+    "Item",
     "Job",
     "JobCancelled",
     "JobFailed",
@@ -55,6 +56,7 @@ __all__ = [
 
 _HOMES = {
     "Client": "gpulayer.client",
+    "Item": "gpulayer.mapping",
     "Job": "gpulayer.handle",
     "MapResult": "gpulayer.mapping",
     "RemoteFunction": "gpulayer.remote_function",

@@ -9,16 +9,17 @@ from __future__ import annotations
 import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from gpulayer.handle import Job
-from gpulayer.options import KNOWN, JobOptions, Plan, plan_of, refuse_unknown
+from gpulayer.options import FRESH, KNOWN, JobOptions, Plan, plan_of, refuse_unknown
 from gpulayer.payload import PackedFunction, pack_function
 from gpulayer.session import Session
-from gpulayer.submitting import BATCH, Arguments, Submitter
+from gpulayer.submitting import ARRAY_ITEMS, BATCH, Arguments, Order, Submitter
 from gpulayer.targets import Target, resolve_target
 from gpulayer.waiter import Waiter
 from gpulayer_broker import functions
@@ -29,6 +30,7 @@ from gpulayer_broker.spec import Spec
 
 if TYPE_CHECKING:
     from gpulayer.explaining import Explanation
+    from gpulayer.mapping import MapResult
     from gpulayer_broker.workers import WorkerRecord
 
 R = TypeVar("R")
@@ -153,21 +155,22 @@ class Client:
         refuse_unknown("submit", options, KNOWN)
         plan = plan_of(options)
         if callable(what):
-            spec = self._function_spec(what, (tuple(args), dict(kwargs or {})), plan)
+            order = self._function_order(what, (tuple(args), dict(kwargs or {})), plan)
         elif args or kwargs:
             raise UsageError("args and kwargs belong to a function; a command's are part of it")
         else:
-            spec = command_spec(what, plan)
-        return self.submit_spec(self._with_files(spec, source, inputs or {}, outputs), plan)
+            order = Order(command_spec(what, plan), plan)
+        spec = self._with_files(order.spec, source, inputs or {}, outputs)
+        return self.submit_order(replace(order, spec=spec))
 
-    def submit_spec(self, spec: Spec, plan: Plan) -> Job[Any]:
+    def submit_order(self, order: Order) -> Job[Any]:
         """Submits what was put together already."""
-        job_id, new = self._submitter.submit(spec, plan, self._waiter.client)
+        job_id, new = self._submitter.submit(order, self._waiter.client)
         return Job(self, job_id, self._waiter.slot(job_id, submitted=new))
 
-    def _function_spec(self, function: Callable[..., Any], call: Arguments, plan: Plan) -> Spec:
+    def _function_order(self, function: Callable[..., Any], call: Arguments, plan: Plan) -> Order:
         packed = pack_function(getattr(function, "__wrapped_by_remote__", function))
-        return next(self._submitter.function_specs(packed, [call], plan))
+        return next(self._submitter.function_orders(packed, [call], plan))
 
     def _with_files(
         self,
@@ -185,15 +188,22 @@ class Client:
 
     def submit_call(self, packed: PackedFunction, call: Arguments, plan: Plan) -> Job[Any]:
         """Submits one call of a packed function."""
-        return self.submit_spec(next(self._submitter.function_specs(packed, [call], plan)), plan)
+        return self.submit_order(next(self._submitter.function_orders(packed, [call], plan)))
 
     def submit_calls(
         self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan, most: int = BATCH
     ) -> Iterator[list[Job[Any]]]:
-        """Submits many calls, a batch each time that the next is asked for."""
-        specs = self._submitter.function_specs(packed, calls, plan)
-        for ids in self._submitter.submit_many(specs, plan, lambda: self._waiter.client, most):
+        """Submits many calls as jobs, a batch each time that the next is asked for."""
+        orders = self._submitter.function_orders(packed, calls, plan)
+        for ids in self._submitter.submit_many(orders, lambda: self._waiter.client, most):
             yield [Job(self, job_id, self._waiter.slot(job_id, submitted=True)) for job_id in ids]
+
+    def submit_arrays(
+        self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan, most: int = ARRAY_ITEMS
+    ) -> Iterator[tuple[Job[Any], int]]:
+        """Submits many calls as arrays, one each time that the next is asked for; each with its number of calls."""
+        for order in self._submitter.array_orders(packed, calls, plan, most):
+            yield self.submit_order(order), order.count
 
     # Jobs and workers -----------------------------------------------------------------------------------------------
 
@@ -201,6 +211,28 @@ class Client:
         """The handle of a job that anybody submitted; JobNotFound if there is none."""
         self._session.attempt(lambda queue: queue.record(job_id))
         return self.handle(job_id)
+
+    def map_result(
+        self, *job_ids: str, return_exceptions: bool = False, progress: bool = True
+    ) -> MapResult[Any]:
+        """The results of a map, taken up again by the ids of its jobs (`[job.id for job in result.jobs]`).
+
+        >>> gl.Client().map_result("j_0123456789ab").results()
+        """
+        from gpulayer.arrays import ArrayResult
+        from gpulayer.mapping import JobsResult, Manner, Window
+
+        records = [self._session.attempt(partial(Queue.record, job_id=job_id)) for job_id in job_ids]
+        if not records:
+            raise UsageError("map_result takes the ids of a map's jobs")
+        manner = Manner(records[0].name or "map", return_exceptions, progress)
+        jobs = [self.handle(job_id) for job_id in job_ids]
+        counts = [record.count for record in records]
+        if all(counts):
+            return ArrayResult(self, zip(jobs, counts, strict=True), manner)
+        if any(counts):
+            raise UsageError("some of these jobs are maps and some are single calls: take them up apart")
+        return JobsResult(self, iter([jobs]), manner, sized=True, window=Window(1))
 
     def handle(self, job_id: str) -> Job[Any]:
         """The handle of a job that is known to exist."""
@@ -282,6 +314,8 @@ def command_spec(command: str | Sequence[str], plan: Plan) -> Spec:
         raise UsageError("the command is empty: give a program and its arguments")
     if any("\0" in argument for argument in argv):
         raise UsageError("an argument of the command holds a NUL byte, which no process can be given")
+    if plan.isolation != FRESH:
+        raise UsageError(f"isolation={plan.isolation!r} belongs to functions: a command has its own process")
     return Spec(
         kind="command",
         name=plan.name or argv[0].rpartition("/")[2],

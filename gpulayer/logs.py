@@ -198,7 +198,8 @@ class _Follower:
             if key == log_key.encode():
                 yield from tail.take(entries)
             else:
-                self._over = True
+                # An array tells of its pages too, which are no end of it.
+                self._over = any(b"items" not in values[1::2] for _, values in entries)
 
     def _after_silence(self, tail: _Tail) -> Iterator[Piece]:
         """Looks again, less and less often; an attempt that wrote nothing has no end in its log."""

@@ -1,11 +1,13 @@
-"""`MapResult`: the jobs of one `.map`, in order or as they end.
+"""`MapResult`: what becomes of the calls of one `.map`, in order or as they end.
 
-Of an input with a length every job is submitted before `.map` returns. Of one without, at most `max_in_flight` jobs are
-unfinished or unread at a time, and reading on submits more; such a result is read once.
+Of an input with a length everything is submitted before `.map` returns. Of one without, at most `max_in_flight` calls
+are unfinished or unread at a time, and reading on submits more; such a result is read once. `JobsResult` is a map whose
+calls are jobs of their own; `arrays.py` has the other kind.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from gpulayer.handle import Job
+from gpulayer.watching import watched
 from gpulayer_broker.errors import BadRequirement
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ R = TypeVar("R", covariant=True)
 
 @dataclass(frozen=True)
 class Window:
-    """How many jobs of an input without a length may be open, and how many are submitted at once."""
+    """How many calls of an input without a length may be open, and how many are submitted at once."""
 
     most: int
 
@@ -37,89 +40,199 @@ class Window:
         return max(1, self.most // 2)
 
 
-class MapResult(Generic[R]):
+@dataclass(frozen=True)
+class Manner:
+    """How a map is read: its name for people, whether errors stand in their place, whether a bar may be shown."""
+
+    name: str = "map"
+    return_exceptions: bool = False
+    progress: bool = True
+
+
+class Item(Generic[R]):
+    """One ended call of a map: `index` is its place among the inputs, `job` the job that ran it.
+
+    >>> for item in square.map(range(3)).as_completed():
+    ...     print(item.index, item.state, item.result())
+    """
+
+    __slots__ = ("_read", "index", "job", "state")
+
+    def __init__(self, index: int, job: Job[R], state: str, read: Callable[[], R]) -> None:
+        self.index = index
+        self.job = job
+        self.state = state
+        self._read = read
+
+    def __repr__(self) -> str:
+        return f"<gpulayer.Item {self.index} of {self.job.id} {self.state}>"
+
+    def result(self) -> R:
+        """What the call returned, at once; what it raised is raised here."""
+        return self._read()
+
+
+class MapResult(ABC, Generic[R]):
     """The results of a `.map`: iterate for them in order, or take them `.as_completed()`.
 
     >>> squares = square.map(range(3))
     >>> len(squares), squares.results()
     (3, [0, 1, 4])
+
+    Ctrl-C while it is read only stops the reading: the jobs go on, and a line says how to come back to them. A second
+    Ctrl-C within two seconds cancels them.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        batches: Iterator[list[Job[R]]],
-        *,
-        sized: bool,
-        return_exceptions: bool,
-        window: Window,
-    ) -> None:
+    def __init__(self, client: Client, manner: Manner, *, sized: bool) -> None:
         self._client = client
-        self._batches = batches
-        self._return_exceptions = return_exceptions
-        self._window = window
+        self._manner = manner
         self._sized = sized
-        self._known: list[Job[R]] = [job for batch in batches for job in batch] if sized else []
-        self._open: deque[Job[R]] = deque()
-        self._elsewhere = 0
 
     @property
+    @abstractmethod
     def jobs(self) -> list[Job[R]]:
-        """The jobs that were submitted and, of an input without a length, not yet read."""
-        return list(self._known) if self._sized else list(self._open)
+        """The jobs of the calls: one for each, or an array for many; of an input without a length the open ones."""
+
+    @abstractmethod
+    def cancel(self) -> int:
+        """Asks for the end of all calls that have not ended; how many those were."""
+
+    @abstractmethod
+    def _calls(self) -> int:
+        """How many calls there are so far."""
+
+    @abstractmethod
+    def _ended(self) -> int:
+        """How many calls are known to have ended."""
+
+    @abstractmethod
+    def _in_order(self) -> Iterator[Callable[[], R]]:
+        """A reader for each call in the order of the inputs, once it has ended."""
+
+    @abstractmethod
+    def _as_ended(self) -> Iterator[Item[R]]:
+        """Each call as it ends."""
+
+    @abstractmethod
+    def _way_back(self) -> str:
+        """How a person comes back to the jobs."""
 
     def __len__(self) -> int:
         if not self._sized:
             raise TypeError("the input of this map has no length, so its result has none")
-        return len(self._known)
+        return self._calls()
 
     def __iter__(self) -> Iterator[R]:
         """The results in the order of the inputs; the first error is raised, unless return_exceptions was given."""
-        if self._sized:
-            yield from (self._value(job) for job in self._known)
-            return
-        self._fill()
-        while self._open:
-            yield self._value(self._open.popleft())
-            self._fill()
+        tolerant = self._manner.return_exceptions
+        for read in watched(self, self._in_order()):
+            yield _kept(read) if tolerant else read()
 
     def results(self) -> list[R]:
         """All results, in the order of the inputs."""
         return list(self)
 
-    def as_completed(self) -> Iterator[Job[R]]:
-        """The jobs in the order in which they end; `.result()` of each is there at once."""
+    def as_completed(self) -> Iterator[Item[R]]:
+        """The calls in the order in which they end; `.result()` of each is there at once."""
+        return watched(self, self._as_ended())
+
+
+def _kept(read: Callable[[], R]) -> R:
+    try:
+        return read()
+    except Exception as error:  # noqa: BLE001 - asked for: whatever a call raised stands in its place
+        return cast(R, error)
+
+
+class JobsResult(MapResult[R]):
+    """A map whose calls are jobs of their own."""
+
+    def __init__(
+        self, client: Client, batches: Iterator[list[Job[R]]], manner: Manner, *, sized: bool, window: Window
+    ) -> None:
+        super().__init__(client, manner, sized=sized)
+        self._batches = batches
+        self._window = window
+        self._known: list[Job[R]] = [job for batch in batches for job in batch] if sized else []
+        self._open: deque[Job[R]] = deque()
+        self._elsewhere = 0
+        self._submitted = len(self._known)
+        self._read = 0
+
+    @property
+    def jobs(self) -> list[Job[R]]:
+        return list(self._known) if self._sized else list(self._open)
+
+    def cancel(self) -> int:
+        return self._client._cancel_many([job.id for job in self.jobs])
+
+    def _calls(self) -> int:
+        return self._submitted
+
+    def _ended(self) -> int:
+        if self._sized:
+            return sum(job._slot.notice is not None for job in self._known)
+        return self._read
+
+    def _way_back(self) -> str:
+        return "gpulayer jobs lists them, and reading this result again waits for them"
+
+    def _in_order(self) -> Iterator[Callable[[], R]]:
+        if self._sized:
+            for job in self._known:
+                job.wait()
+                yield job.result
+            return
+        self._fill()
+        while self._open:
+            job = self._open.popleft()
+            job.wait()
+            self._read += 1
+            yield job.result
+            self._fill()
+
+    def _as_ended(self) -> Iterator[Item[R]]:
         waiter = self._client._waiter
         ended: SimpleQueue[Slot] = SimpleQueue()
-        waiting: dict[str, list[Job[R]]] = {}
-        tell = ended.put
+        waiting: dict[str, list[tuple[int, Job[R]]]] = {}
+        tell, added = ended.put, 0
         try:
-            self._add(waiting, tell, self._known)
+            added = self._add(waiting, tell, self._known, added)
             while True:
                 self._elsewhere = sum(map(len, waiting.values())) if not self._sized else 0
                 self._fill()
-                self._add(waiting, tell, [self._open.popleft() for _ in range(len(self._open))])
+                added = self._add(
+                    waiting, tell, [self._open.popleft() for _ in range(len(self._open))], added
+                )
                 if not waiting:
                     return
                 slot = ended.get()
-                if slot.notice is None and slot.error is not None:
+                if slot.notice is None:
+                    assert slot.error is not None, (
+                        "a slot is told when its end is known or waiting is given up"
+                    )
                     raise slot.error
-                yield from waiting.pop(slot.job_id, ())
+                for index, job in waiting.pop(slot.job_id, ()):
+                    self._read += 1
+                    yield Item(index, job, slot.notice.state, job.result)
         finally:
             self._elsewhere = 0
-            for job in (job for jobs in waiting.values() for job in jobs):
+            for job in (job for pairs in waiting.values() for _, job in pairs):
                 waiter.ignore(job._slot, tell)
 
-    def cancel(self) -> int:
-        """Asks for the end of all jobs that have not ended; how many those were."""
-        return self._client._cancel_many([job.id for job in self.jobs])
-
     def _add(
-        self, waiting: dict[str, list[Job[R]]], tell: Callable[[Slot], None], jobs: Iterable[Job[R]]
-    ) -> None:
+        self,
+        waiting: dict[str, list[tuple[int, Job[R]]]],
+        tell: Callable[[Slot], None],
+        jobs: Iterable[Job[R]],
+        first: int,
+    ) -> int:
+        """Listens to further jobs; how many there are now."""
         for job in jobs:
-            waiting.setdefault(job.id, []).append(job)
+            waiting.setdefault(job.id, []).append((first, job))
             self._client._waiter.listen(job._slot, tell)
+            first += 1
+        return first
 
     def _fill(self) -> None:
         """Submits further batches until as many are open as may be."""
@@ -130,11 +243,4 @@ class MapResult(Generic[R]):
             if batch is None:
                 return
             self._open.extend(batch)
-
-    def _value(self, job: Job[R]) -> R:
-        if not self._return_exceptions:
-            return job.result()
-        try:
-            return job.result()
-        except Exception as error:  # noqa: BLE001 - asked for: whatever a job raised stands in its place
-            return cast(R, error)
+            self._submitted += len(batch)

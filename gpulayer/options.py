@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
-from gpulayer_broker.arguments import Wording, count
+from gpulayer_broker.arguments import Wording, count, one_of
 from gpulayer_broker.errors import BadRequirement, BadSize, did_you_mean
 from gpulayer_broker.job import PRIORITIES
 from gpulayer_broker.requirements import Requirements, build_requirements
 from gpulayer_broker.units import parse_duration
+from gpulayer_broker.versions import canonical_range
 
 Pairs = Mapping[str, str | None] | Iterable[str]
 
 OUTAGES = ("keep",)
+FRESH, WARM = "fresh", "warm"
 NAME_CHARS = 200
 MOST_RETRIES = 1000
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -47,6 +49,7 @@ class JobOptions(TypedDict, total=False):
     delay: str | float | None
     env: Mapping[str, str] | None
     on_outage: str | None
+    isolation: str
 
 
 class RemoteOptions(JobOptions, total=False):
@@ -85,11 +88,18 @@ class Plan:
     env: Mapping[str, str] = field(default_factory=dict)
     on_outage: str = ""
     retries: int = 0
+    isolation: str = FRESH
 
     @property
     def message_options(self) -> dict[str, Any]:
         """What the message tells Dramatiq's middleware."""
         return {"max_retries": self.retries}
+
+    def on_python(self, minor: str) -> Plan:
+        """The same on a Python of this minor version, where the user asked for none."""
+        if self.needs.python:
+            return self
+        return replace(self, needs=replace(self.needs, python=canonical_range(f"=={minor}.*")))
 
 
 def refuse_unknown(what: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -114,6 +124,7 @@ def plan_of(options: Mapping[str, Any], *, flags: bool = False) -> Plan:
         env=_env(words, options.get("env") or {}),
         on_outage=_on_outage(words, options.get("on_outage") or ""),
         retries=_retries(words, options.get("retries") or 0),
+        isolation=one_of(words, "isolation", options.get("isolation") or FRESH, (FRESH, WARM)),
     )
 
 

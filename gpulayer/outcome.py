@@ -15,7 +15,7 @@ import json
 import pickle
 import signal
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from gpulayer.session import Session
 from gpulayer.waiter import MISSING, Notice
@@ -32,9 +32,20 @@ from gpulayer_broker.errors import (
     ResultNotPicklable,
     WorkerLost,
 )
+from gpulayer_broker.items import ItemOutcome, read_outcomes
 from gpulayer_broker.job import CANCELLED, SUCCEEDED, TIMED_OUT, JobRecord
 
 SIGNAL_EXIT = 128
+# How an item that came to no end of its own is told: the error's type, its end reason, and what to say without a text.
+_ENDS: dict[str, tuple[type[JobError], str, str]] = {
+    "WorkerLost": (WorkerLost, "worker_lost", "its workers were lost"),
+    "JobTimedOut": (JobTimedOut, "timeout", "it ran past its timeout"),
+    "ResultNotPicklable": (ResultNotPicklable, "result_error", "its result cannot be pickled"),
+    "ResultTooLarge": (ResultNotPicklable, "result_error", "its result is too large"),
+    "CannotStart": (JobFailed, "cannot_start", "it could not be started"),
+    "CannotLoad": (JobFailed, "cannot_start", "it could not be loaded"),
+    "Failed": (JobFailed, "", "it failed"),
+}
 
 
 def value_of(session: Session, job_id: str, notice: Notice, *, trusted: bool) -> Any:
@@ -42,23 +53,81 @@ def value_of(session: Session, job_id: str, notice: Notice, *, trusted: bool) ->
     if notice.state == MISSING:
         raise JobNotFound(f"job {job_id} is no longer kept", job_id=job_id, value=job_id)
     if notice.state != SUCCEEDED:
-        raise error_of(session.attempt(lambda queue: queue.record(job_id)), trusted=trusted)
+        record = session.attempt(lambda queue: queue.record(job_id))
+        if record.is_array:
+            return array_values(session, record, trusted=trusted)
+        raise error_of(record, trusted=trusted)
     kind, data = notice.kind, notice.result
     if kind == "fetch":
         found, raw = session.attempt(lambda queue: queue.result(job_id))
         if raw is None:
-            return _nothing(session, job_id)
+            return _without_result(session, job_id, trusted=trusted)
         kind, data = found, raw
     if kind == "blob":
         kind, data = _from_store(session, data)
     return decoded(kind, data, job_id, trusted=trusted)
 
 
-def _nothing(session: Session, job_id: str) -> None:
-    """A command has no value; a function's may be gone."""
+def _without_result(session: Session, job_id: str, *, trusted: bool) -> Any:
+    """An array has a value of each item, a command none; a function's may be gone."""
     record = session.attempt(lambda queue: queue.record(job_id))
+    if record.is_array:
+        return array_values(session, record, trusted=trusted)
     if record.kind == "function" and record.result_kind not in ("", "none"):
         raise BlobMissing(f"the result of job {job_id} is no longer kept: run it again", job_id=job_id)
+    return None
+
+
+def array_values(session: Session, record: JobRecord, *, trusted: bool) -> list[Any]:
+    """The values of a finished array in the order of its items; the first error is raised."""
+    outcomes: list[ItemOutcome | None] = [None] * record.count
+    for start, page in session.attempt(lambda queue: queue.pages(record.id)).items():
+        for number, outcome in read_outcomes(start, page):
+            outcomes[number] = outcome
+    return [
+        item_value(session, record.id, number, outcome, trusted=trusted)
+        if outcome
+        else raised(item_missing(record, number))
+        for number, outcome in enumerate(outcomes)
+    ]
+
+
+def item_value(session: Session, array_id: str, number: int, outcome: ItemOutcome, *, trusted: bool) -> Any:
+    """What one item of an array came to: its value, or its error is raised."""
+    kind, data = outcome.kind, outcome.data
+    if outcome.ok:
+        if kind == "json":
+            return json.loads(data)
+        if kind == "blob":
+            kind, data = _from_store(session, data)
+        return decoded(kind, data, array_id, trusted=trusted)
+    raise item_error(array_id, number, data, trusted=trusted)
+
+
+def item_error(array_id: str, number: int, error: bytes, *, trusted: bool) -> Exception:
+    """The error of one item, by the rules of a job's."""
+    told = _told(error)
+    name, message = str(told.get("type") or ""), str(told.get("message") or "")
+    where = f"item {number} of job {array_id}"
+    if not told.get("traceback") and name in _ENDS:
+        kind, reason, otherwise = _ENDS[name]
+        return kind(f"{where}: {message or otherwise}", job_id=array_id, end_reason=reason)
+    return _raised(told, f"in {where}", array_id, "user_error", trusted=trusted)
+
+
+def item_missing(record: JobRecord, number: int) -> Exception:
+    """Why an item of a finished array has no outcome."""
+    where = f"item {number} of job {record.id}"
+    if record.state == CANCELLED:
+        return JobCancelled(f"{where} was cancelled", job_id=record.id, end_reason="cancelled")
+    if record.end_reason in ("", "user_error"):
+        return BlobMissing(f"the result of {where} is no longer kept: run it again", job_id=record.id)
+    return error_of(record, trusted=False)
+
+
+def raised(error: Exception) -> NoReturn:
+    """Raises the error, where an expression is needed."""
+    raise error
 
 
 def _from_store(session: Session, data: bytes) -> tuple[str, bytes]:
@@ -105,7 +174,8 @@ def error_of(record: JobRecord, *, trusted: bool) -> Exception:
     if record.end_reason == "result_error":
         return ResultNotPicklable(f"job {record.id}: {message}", job_id=record.id, end_reason="result_error")
     if record.end_reason == "user_error" and record.kind == "function":
-        return _raised(record, told, trusted=trusted)
+        where = f"in job {record.id} on worker {record.worker}"
+        return _raised(told, where, record.id, record.end_reason, trusted=trusted)
     return _failed(record, told)
 
 
@@ -141,15 +211,15 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _raised(record: JobRecord, told: Mapping[str, Any], *, trusted: bool) -> Exception:
+def _raised(told: Mapping[str, Any], where: str, job_id: str, end_reason: str, *, trusted: bool) -> Exception:
     """What the job's function raised, with the remote traceback as its note."""
     name, message = str(told.get("type") or "Exception"), str(told.get("message") or "")
     traceback = str(told.get("traceback") or "")
     error = _unpickled(told.get("pickle")) if trusted else _builtin(told, name, message)
     if error is None:
-        error = RemoteError(name, message, traceback, job_id=record.id, end_reason=record.end_reason)
+        error = RemoteError(name, message, traceback, job_id=job_id, end_reason=end_reason)
     if traceback:
-        error.add_note(f"in job {record.id} on worker {record.worker}:\n{traceback.rstrip()}")
+        error.add_note(f"{where}:\n{traceback.rstrip()}")
     return error
 
 

@@ -12,7 +12,7 @@ import pickle
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from types import FunctionType, ModuleType
@@ -26,11 +26,15 @@ from gpulayer_broker.spec import FunctionCall, Payload
 from gpulayer_broker.units import KIB, format_size
 
 FUNCTION_INLINE_BYTES = KIB
+# An array's record goes out with each of its ranges: its items stay small in it, or are a blob.
+ITEMS_INLINE_BYTES = 2 * KIB
 # A store forgets what nobody uses: a blob that was sent so long ago is offered again.
 RENEWED_S = 600.0
 REMEMBERED = 10_000
 # What the plain pickler writes exactly as any other would; everything else may hold a class of __main__.
 ATOMS = frozenset({int, float, str, bytes, bool, complex, type(None)})
+# Names that only a pickle by value holds: code does not survive a change of Python's minor version.
+BY_VALUE = (b"_make_function", b"_make_skeleton_class", b"CodeType")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class PackedFunction:
     @property
     def label(self) -> str:
         return self.qualname or "function"
+
+    @property
+    def holds_code(self) -> bool:
+        """Whether only a Python of the same minor version can load it."""
+        return holds_code(self.data)
 
 
 def pack_function(function: Callable[..., Any], *, by_reference: Any = None) -> PackedFunction:
@@ -81,6 +90,33 @@ def _cloudpickled(value: Any) -> bytes:
     with local_modules_by_value():
         cloudpickle.dump(value, buffer)
     return buffer.getvalue()
+
+
+def holds_code(pickled: bytes) -> bool:
+    """Whether a pickle holds code, which only a Python of the same minor version can load."""
+    return any(name in pickled for name in BY_VALUE)
+
+
+def minor_version() -> str:
+    """This Python's version without its last part."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def pack_many(label: str, calls: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> list[bytes]:
+    """Each (args, kwargs) as bytes."""
+    import cloudpickle
+
+    packed: list[bytes] = []
+    with local_modules_by_value():
+        for args, kwargs in calls:
+            if not kwargs and ATOMS.issuperset(map(type, args)):
+                packed.append(pickle.dumps((args, {}), pickle.HIGHEST_PROTOCOL))
+                continue
+            try:
+                packed.append(cloudpickle.dumps((args, dict(kwargs))))
+            except Exception:  # noqa: BLE001 - a value's own __reduce__ may raise anything
+                packed.append(pack_arguments(label, args, kwargs))
+    return packed
 
 
 def pack_arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
@@ -150,6 +186,10 @@ class Courier:
         """The arguments' payload."""
         inline_bytes = self._session.settings.argument_inline_bytes
         return self._payload(data, inline_bytes, f"arguments of '{label}'")
+
+    def items(self, data: bytes, label: str) -> Payload:
+        """The payload of an array's items."""
+        return self._payload(data, ITEMS_INLINE_BYTES, f"arguments of '{label}'")
 
     def call(self, packed: PackedFunction, function: Payload, arguments: Payload) -> FunctionCall:
         """The record of one call."""

@@ -11,13 +11,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from gpulayer.arrays import ArrayResult
 from gpulayer.by_value import is_local
 from gpulayer.client import Client, default_client
 from gpulayer.handle import Job
-from gpulayer.mapping import MapResult, Window
-from gpulayer.options import KNOWN_REMOTE, Plan, RemoteOptions, plan_of, refuse_unknown
+from gpulayer.mapping import JobsResult, Manner, MapResult, Window
+from gpulayer.options import KNOWN_REMOTE, WARM, Plan, RemoteOptions, plan_of, refuse_unknown
 from gpulayer.payload import PackedFunction, pack_function
-from gpulayer.submitting import BATCH, Arguments
+from gpulayer.submitting import ARRAY_ITEMS, BATCH, Arguments
 from gpulayer_broker.errors import UsageError
 
 P = ParamSpec("P")
@@ -63,23 +64,40 @@ class RemoteFunction(Generic[P, R]):
 
     @overload
     def map(
-        self, xs: Iterable[Any], *, return_exceptions: Literal[False] = False, max_in_flight: int = 1000
+        self,
+        xs: Iterable[Any],
+        *,
+        return_exceptions: Literal[False] = False,
+        max_in_flight: int = 1000,
+        progress: bool = True,
     ) -> MapResult[R]: ...
 
     @overload
     def map(
-        self, xs: Iterable[Any], *, return_exceptions: bool, max_in_flight: int = 1000
+        self,
+        xs: Iterable[Any],
+        *,
+        return_exceptions: bool,
+        max_in_flight: int = 1000,
+        progress: bool = True,
     ) -> MapResult[R | Exception]: ...
 
     def map(
-        self, xs: Iterable[Any], *, return_exceptions: bool = False, max_in_flight: int = 1000
+        self,
+        xs: Iterable[Any],
+        *,
+        return_exceptions: bool = False,
+        max_in_flight: int = 1000,
+        progress: bool = True,
     ) -> MapResult[R] | MapResult[R | Exception]:
         """Submits one call for each item: all of them before it returns, if `xs` has a length.
+
+        A bar is drawn on a terminal or in a notebook while the results are waited for; `progress=False` draws none.
 
         >>> square.map(range(100)).results()
         """
         calls: Iterator[Arguments] = (((x,), {}) for x in xs)
-        return self._mapped(calls, isinstance(xs, Sized), return_exceptions, max_in_flight)
+        return self._mapped(calls, isinstance(xs, Sized), return_exceptions, max_in_flight, progress)
 
     @overload
     def starmap(
@@ -88,38 +106,54 @@ class RemoteFunction(Generic[P, R]):
         *,
         return_exceptions: Literal[False] = False,
         max_in_flight: int = 1000,
+        progress: bool = True,
     ) -> MapResult[R]: ...
 
     @overload
     def starmap(
-        self, xs: Iterable[Iterable[Any]], *, return_exceptions: bool, max_in_flight: int = 1000
+        self,
+        xs: Iterable[Iterable[Any]],
+        *,
+        return_exceptions: bool,
+        max_in_flight: int = 1000,
+        progress: bool = True,
     ) -> MapResult[R | Exception]: ...
 
     def starmap(
-        self, xs: Iterable[Iterable[Any]], *, return_exceptions: bool = False, max_in_flight: int = 1000
+        self,
+        xs: Iterable[Iterable[Any]],
+        *,
+        return_exceptions: bool = False,
+        max_in_flight: int = 1000,
+        progress: bool = True,
     ) -> MapResult[R] | MapResult[R | Exception]:
         """As `map`, each item being all positional arguments of its call.
 
         >>> power.starmap([(2, 3), (3, 2)]).results()
         """
         calls: Iterator[Arguments] = ((tuple(x), {}) for x in xs)
-        return self._mapped(calls, isinstance(xs, Sized), return_exceptions, max_in_flight)
+        return self._mapped(calls, isinstance(xs, Sized), return_exceptions, max_in_flight, progress)
 
     def _mapped(
-        self, calls: Iterator[Arguments], sized: bool, return_exceptions: bool, max_in_flight: int
+        self,
+        calls: Iterator[Arguments],
+        sized: bool,
+        return_exceptions: bool,
+        max_in_flight: int,
+        progress: bool,
     ) -> MapResult[R]:
-        if self._plan.idempotency_key:
+        plan = self._plan
+        if plan.idempotency_key:
             raise UsageError("idempotency_key names one job: a map has many, so submit them one by one")
-        window = Window(max_in_flight)
-        client = self._client
-        most = BATCH if sized else window.step
-        return MapResult(
-            client,
-            client.submit_calls(self._packed(), calls, self._plan, most),
-            sized=sized,
-            return_exceptions=return_exceptions,
-            window=window,
-        )
+        window, client, packed = Window(max_in_flight), self._client, self._packed()
+        manner = Manner(plan.name or packed.label, return_exceptions, progress)
+        # An item of an array has no retries of its own.
+        if plan.isolation == WARM and not plan.retries:
+            most = ARRAY_ITEMS if sized else window.step
+            arrays = client.submit_arrays(packed, calls, plan, most)
+            return ArrayResult(client, arrays, manner, sized=sized, window=window)
+        batches = client.submit_calls(packed, calls, plan, BATCH if sized else window.step)
+        return JobsResult(client, batches, manner, sized=sized, window=window)
 
     @property
     def _client(self) -> Client:

@@ -10,21 +10,45 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby, islice
 from typing import Any
 
 from gpulayer.options import Plan
-from gpulayer.payload import Courier, PackedFunction, pack_arguments
+from gpulayer.payload import (
+    Courier,
+    PackedFunction,
+    holds_code,
+    minor_version,
+    pack_arguments,
+    pack_many,
+)
 from gpulayer.session import Session
 from gpulayer_broker.functions import Submission
+from gpulayer_broker.items import pack_items
 from gpulayer_broker.job import new_job_id
 from gpulayer_broker.queue import Queue
-from gpulayer_broker.spec import Spec, encode, request_digest
+from gpulayer_broker.requirements import Requirements
+from gpulayer_broker.spec import Payload, Spec, encode, request_digest
 
 BATCH = 500
 BATCH_BYTES = 4 * 1024 * 1024
 
+ARRAY_ITEMS = 1_000_000
+ARRAY_BYTES = 16 * 1024 * 1024
+PACKED_AT_ONCE = 256
+
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be submitted, and how; `count` calls in one record if that is not 0."""
+
+    spec: Spec
+    plan: Plan
+    count: int = 0
 
 
 def owner() -> str:
@@ -43,41 +67,64 @@ class Submitter:
         self._session = session
         self._courier = Courier(session)
         self._owner = owner()
+        # A job's own jobs say whose they are.
+        parent = os.environ.get("GPULAYER_JOB_ID")
+        self._extra = {"parent": parent} if parent else {}
 
-    def function_specs(
+    def function_orders(
         self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan
-    ) -> Iterator[Spec]:
-        """A spec for each call of one function, which is sent once."""
-        function = self._courier.function(packed)
+    ) -> Iterator[Order]:
+        """An order for each call of one function, which is sent once."""
+        function, coded = self._courier.function(packed), plan.on_python(minor_version())
         for args, kwargs in calls:
             data = pack_arguments(packed.label, args, kwargs)
             arguments = self._courier.arguments(data, packed.label)
-            yield Spec(
-                kind="function",
-                name=plan.name or packed.label,
-                call=self._courier.call(packed, function, arguments),
-                requirements=plan.needs.canonical(),
-                env=plan.env,
-                timeout_s=plan.timeout_s,
-                on_outage=plan.on_outage,
-            )
+            placed = coded if packed.holds_code or holds_code(data) else plan
+            yield self._order(packed, function, arguments, placed)
 
-    def submit(self, spec: Spec, plan: Plan, client: str) -> tuple[str, bool]:
+    def array_orders(
+        self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan, most: int = ARRAY_ITEMS
+    ) -> Iterator[Order]:
+        """An order for each array of at most so many calls, and of a size that a worker fetches in a moment."""
+        function, coded = self._courier.function(packed), plan.on_python(minor_version())
+        for items in _item_batches(packed.label, iter(calls), most):
+            arguments = self._courier.items(pack_items(items), packed.label)
+            placed = coded if packed.holds_code or any(map(holds_code, items)) else plan
+            yield self._order(packed, function, arguments, placed, len(items))
+
+    def _order(
+        self, packed: PackedFunction, function: Payload, arguments: Payload, plan: Plan, count: int = 0
+    ) -> Order:
+        spec = Spec(
+            kind="function",
+            name=plan.name or packed.label,
+            call=self._courier.call(packed, function, arguments),
+            requirements=plan.needs.canonical(),
+            env=plan.env,
+            timeout_s=plan.timeout_s,
+            isolation=plan.isolation,
+            on_outage=plan.on_outage,
+        )
+        return Order(spec, plan, count)
+
+    def submit(self, order: Order, client: str) -> tuple[str, bool]:
         """(the job's id, whether it is new and not an earlier one of the same idempotency key)."""
-        job = self._submission(spec, plan, client)
-        job_id = self._session.attempt(lambda queue: queue.submit(job, plan.needs))
+        job = self._submission(order, client)
+        job_id = self._session.attempt(lambda queue: queue.submit(job, order.plan.needs))
         return job_id, job_id == job.id
 
     def submit_many(
-        self, specs: Iterable[Spec], plan: Plan, client: Callable[[], str], most: int = BATCH
+        self, orders: Iterable[Order], client: Callable[[], str], most: int = BATCH
     ) -> Iterator[list[str]]:
         """The ids, in order, a batch at a time; a batch is sent when it is asked for."""
-        jobs = (self._submission(spec, plan, client()) for spec in specs)
-        for batch in _batches(jobs, min(most, BATCH)):
-            yield self._session.attempt(partial(Queue.submit_many, jobs=batch, needs=plan.needs))
+        jobs = ((self._submission(order, client()), order.plan.needs) for order in orders)
+        for batch, needs in _batches(jobs, min(most, BATCH)):
+            yield self._session.attempt(partial(Queue.submit_many, jobs=batch, needs=needs))
 
-    def _submission(self, spec: Spec, plan: Plan, client: str) -> Submission:
-        job_id = new_job_id()
+    def _submission(self, order: Order, client: str) -> Submission:
+        spec, plan, job_id = order.spec, order.plan, new_job_id()
+        if self._extra:
+            spec = replace(spec, extra={**spec.extra, **self._extra})
         return Submission(
             id=job_id,
             signature=plan.needs.signature,
@@ -92,17 +139,36 @@ class Submitter:
             digest=request_digest(spec) if plan.idempotency_key else "",
             kind=spec.kind,
             name=spec.name,
+            count=order.count,
         )
 
 
-def _batches(jobs: Iterator[Submission], most: int) -> Iterator[Sequence[Submission]]:
-    """Batches bounded by number and, so that one send stays within its time, by bytes."""
-    batch: list[Submission] = []
+def _batches(
+    jobs: Iterator[tuple[Submission, Requirements]], most: int
+) -> Iterator[tuple[Sequence[Submission], Requirements]]:
+    """Batches of equal needs, bounded by number and, so that one send stays within its time, by bytes."""
+    for _, group in groupby(jobs, key=lambda pair: pair[0].signature):
+        batch: list[Submission] = []
+        size_bytes = 0
+        for job, needs in group:
+            batch.append(job)
+            size_bytes += len(job.spec)
+            if len(batch) >= most or size_bytes >= BATCH_BYTES:
+                yield batch, needs
+                batch, size_bytes = [], 0
+        if batch:
+            yield batch, needs
+
+
+def _item_batches(label: str, calls: Iterator[Arguments], most: int) -> Iterator[list[bytes]]:
+    """Packed calls in batches that are bounded by number and by bytes."""
+    batch: list[bytes] = []
     size_bytes = 0
-    for job in jobs:
-        batch.append(job)
-        size_bytes += len(job.spec)
-        if len(batch) >= most or size_bytes >= BATCH_BYTES:
+    while some := list(islice(calls, min(most - len(batch), PACKED_AT_ONCE))):
+        items = pack_many(label, some)
+        batch += items
+        size_bytes += sum(map(len, items))
+        if len(batch) >= most or size_bytes >= ARRAY_BYTES:
             yield batch
             batch, size_bytes = [], 0
     if batch:

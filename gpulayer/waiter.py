@@ -4,6 +4,9 @@ The queue writes a notice into this client's own stream when a job that it submi
 cannot be sure of (a gap in the stream, a new connection, a long silence) it settles by asking again for all that is
 waited for; in silence it also lets the queue's clock tick, so that a lost worker's job comes to its end though no
 worker is left. It outlives the queue's restart. The thread lives only while something is waited for.
+
+Of an array the queue also tells each page of outcomes: who follows its slot is given the pages as they come, and is
+told when some may have been missed.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from gpulayer.session import Session
 from gpulayer_broker import functions
@@ -35,6 +38,7 @@ OUTAGE_S = 600.0
 OUTAGE_PAUSE_S = 0.2
 BATCH = 1000
 MISSING = "missing"
+ITEMS = b"items"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,20 @@ class Notice:
     result: bytes = b""
 
 
+class Reader(Protocol):
+    """Who follows an array. Both are called by the waiter's thread, and may not wait for anything."""
+
+    def page(self, start: int, data: bytes) -> None:
+        """The outcomes of a range whose first item is `start`; empty where they are too many to be told."""
+
+    def missed(self) -> None:
+        """Pages may have been told to nobody: they must be read from the queue."""
+
+
 class Slot:
     """What is known of one job's end, shared by its handles. `error` is why waiting for it was given up."""
 
-    __slots__ = ("__weakref__", "callbacks", "error", "job_id", "notice", "watched")
+    __slots__ = ("__weakref__", "callbacks", "error", "job_id", "notice", "readers", "watched")
 
     def __init__(self, job_id: str, watched: bool) -> None:
         self.job_id = job_id
@@ -57,6 +71,7 @@ class Slot:
         self.notice: Notice | None = None
         self.error: GpulayerError | None = None
         self.callbacks: list[Callable[[Slot], None]] = []
+        self.readers: tuple[weakref.ref[Reader], ...] = ()
 
 
 class Waiter:
@@ -89,6 +104,7 @@ class Waiter:
         for slot in list(self._slots.values()):
             slot.callbacks.clear()
             slot.watched = False
+            _tell_missed(slot)
 
     @property
     def client(self) -> str:
@@ -123,6 +139,11 @@ class Waiter:
         if not watched:
             self._session.attempt(lambda queue: self._watch(queue, client, [slot.job_id]))
         self._ensure_thread()
+
+    def follow(self, slot: Slot, reader: Reader) -> None:
+        """Gives the reader the array's pages while anything is waited for; it is held weakly."""
+        with self._lock:
+            slot.readers = (*(each for each in slot.readers if each() is not None), weakref.ref(reader))
 
     def ignore(self, slot: Slot, callback: Callable[[Slot], None]) -> None:
         """Takes a callback back."""
@@ -259,8 +280,16 @@ class Waiter:
 
     def _deliver(self, fields: Sequence[bytes]) -> None:
         told = dict(zip(fields[::2], fields[1::2], strict=True))
+        if told[b"state"] == ITEMS:
+            self._page(told[b"job"].decode(), int(told[b"kind"].partition(b" ")[0]), told[b"result"])
+            return
         notice = Notice(told[b"state"].decode(), told[b"kind"].decode(), told[b"result"])
         self._end(told[b"job"].decode(), notice)
+
+    def _page(self, job_id: str, start: int, data: bytes) -> None:
+        slot = self._slots.get(job_id)
+        for reader in _readers(slot) if slot is not None else ():
+            reader.page(start, data)
 
     def _end(self, job_id: str, notice: Notice) -> None:
         with self._lock:
@@ -290,6 +319,8 @@ class Waiter:
                 slot.watched = slot.job_id in self._wanted
         self._watch(queue, self._client, wanted)
         self._doubtful = False
+        for slot in list(self._slots.values()):
+            _tell_missed(slot)
 
     def _watch(self, queue: Queue, client: str, job_ids: Iterable[str]) -> None:
         ids = iter(job_ids)
@@ -330,3 +361,12 @@ class Waiter:
         for slot, callbacks in pending:
             for callback in callbacks:
                 callback(slot)
+
+
+def _readers(slot: Slot) -> list[Reader]:
+    return [reader for each in slot.readers if (reader := each()) is not None]
+
+
+def _tell_missed(slot: Slot) -> None:
+    for reader in _readers(slot):
+        reader.missed()

@@ -119,6 +119,12 @@ class JobRecord:
     cancel_asked: bool
     options: bytes
     spec: bytes
+    count: int = 0
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it stands for many calls, whose outcomes are kept in pages."""
+        return self.count > 0
 
     @property
     def final(self) -> bool:
@@ -170,6 +176,7 @@ RECORD_FIELDS = (
     "cancel",
     "options",
     "spec",
+    "count",
 )
 
 
@@ -221,4 +228,5 @@ def decode_record(job_id: str, values: Mapping[str, bytes | None]) -> JobRecord 
         cancel_asked=bool(values.get("cancel")),
         options=values.get("options") or b"",
         spec=values.get("spec") or b"",
+        count=number("count"),
     )

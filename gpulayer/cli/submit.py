@@ -130,11 +130,12 @@ def _submit(
     from gpulayer.cli.documents import job_document
     from gpulayer.cli.fitting import check_fit
     from gpulayer.client import command_spec
+    from gpulayer.submitting import Order
 
     spec = command_spec(command, plan)
     spec = _with_files(spec, client, files)
     check_fit(client, plan.needs, must_fit=must_fit)
-    job = client.submit_spec(spec, plan)
+    job = client.submit_order(Order(spec, plan))
     for warning in client._session.warnings:
         say(f"gpulayer: {warning}")
     if ending.detach:

@@ -7,6 +7,7 @@ import pytest
 from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import Link, ReplyError
 from gpulayer_broker.functions import Grant, ItemsEnding, Submission
+from gpulayer_broker.queue import Queue
 from tests.queueing import Hand, Machine, signature
 
 CPU = signature()
@@ -230,3 +231,24 @@ def test_an_expired_lease_of_a_chunk_gives_its_range_to_another(hand: Hand, work
 def test_a_forged_id_cannot_pass_for_a_chunk(hand: Hand) -> None:
     with pytest.raises(ReplyError, match="slash"):
         hand.run(fn.submit(Submission("j_1/2", CPU, b"")))
+
+
+def test_who_watches_an_array_is_told_of_its_pages_too(hand: Hand, worker: Machine) -> None:
+    array = hand.submit(CPU, count=2, client="c1")
+    hand.run(fn.watch("c2", [array]))
+    hand.run(fn.watch("c1", [array]))
+    run_all(hand, worker)
+
+    for client in ("c1", "c2"):
+        entries = hand.link.call("XRANGE", hand.key(f"done:{client}"), "-", "+")
+        assert [entry[1][3] for entry in entries] == [b"items", b"items", b"succeeded"]
+
+
+def test_pages_are_read_but_those_that_are_known(hand: Hand, worker: Machine, namespace: str) -> None:
+    array = hand.submit(CPU, count=120)
+    run_all(hand, worker)
+    queue = Queue(hand.link, namespace)
+
+    assert queue.pages(array) == {n: f"{n}-{n + 1}".encode() for n in range(120)}
+    assert set(queue.pages(array, range(1, 119))) == {0, 119}
+    assert queue.record(array).count == 120

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+import pickle
+import platform
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
 
+from gpulayer_broker import spec as specs
 from gpulayer_broker.capabilities import Capabilities
-from gpulayer_broker.functions import Grant, Registration
+from gpulayer_broker.connection import plain_client
+from gpulayer_broker.functions import Grant, ItemsEnding, Registration, commit_items
+from gpulayer_broker.items import ItemOutcome, Items, pack_outcomes
 from gpulayer_broker.queue import Queue
+from gpulayer_broker.store.blobs import QueueStore
 from tests.queueing import GRACE_MS, HEARTBEAT_MS, Hand, Machine
 from tests.support import wait_until
 
@@ -21,7 +27,7 @@ CAPABILITIES = Capabilities(
     cpus=64,
     memory_bytes=64 << 30,
     disk_bytes=1 << 40,
-    python="3.11.7",
+    python=platform.python_version(),
     frameworks=(("numpy", "2.4.6"), ("obscure", "1.0")),
 )
 
@@ -32,7 +38,9 @@ class Bench:
     def __init__(self, hand: Hand, namespace: str, name: str = "w_bench") -> None:
         self.hand = hand
         self.machine = Machine(name, class_id=CAPABILITIES.class_id, slots=64)
-        Queue(hand.link, namespace).register(self._registration(name))
+        self.queue = Queue(hand.link, namespace)
+        self.queue.register(self._registration(name))
+        self._taken: set[str] = set()
 
     def _registration(self, name: str) -> Registration:
         return Registration(
@@ -70,14 +78,7 @@ class Bench:
 
     def fail(self, job_id: str, error: BaseException, *, traceback: str = "") -> None:
         """The job's function raised this."""
-        told = {
-            "type": type(error).__qualname__,
-            "module": type(error).__module__,
-            "message": str(error),
-            "traceback": traceback,
-            "pickle": base64.b85encode(cloudpickle.dumps(error)).decode(),
-        }
-        self.end(job_id, "failed", reason="user_error", fields={"error": json.dumps(told)})
+        self.end(job_id, "failed", reason="user_error", fields={"error": told_error(error, traceback)})
 
     def serve(self, count: int, answer: Callable[[Grant], Any]) -> list[str]:
         """Takes so many jobs and gives each what `answer` says; their ids, in the order in which they were taken."""
@@ -88,3 +89,73 @@ class Bench:
                 self.give(grant.id, answer(grant))
                 done.append(grant.id)
         return done
+
+    # Arrays -----------------------------------------------------------------------------------------------------------
+
+    def chunk(self, array_id: str) -> Grant | None:
+        """A range of this array, if one is to be had; others that are granted on the way are kept."""
+        while True:
+            for grant in [*self.machine.held.values()]:
+                if grant.id.startswith(f"{array_id}/") and grant.id not in self._taken:
+                    self._taken.add(grant.id)
+                    return grant
+            if not self.hand.claim(self.machine, most=1):
+                return None
+
+    def end_chunk(self, grant: Grant, outcomes: Sequence[ItemOutcome], us_each: int = 20_000) -> None:
+        """The items of a range ended so; those that are left over go back."""
+        failed = sum(not outcome.ok for outcome in outcomes)
+        upto, took_us = grant.start + len(outcomes), us_each * len(outcomes)
+        ending = ItemsEnding(grant.id, grant.token, upto, failed, took_us, pack_outcomes(outcomes))
+        assert self.hand.run(commit_items(ending)).verdict == "ok"
+        self.machine.held.pop(grant.id, None)
+
+    def serve_array(
+        self,
+        array_id: str,
+        answer: Callable[[Any], ItemOutcome],
+        *,
+        chunks: int | None = None,
+        us_each: int = 1000,
+    ) -> list[Any]:
+        """Runs the array, or so many of its ranges; the first argument of each item, in the order of running."""
+        items, seen = self.items(array_id), []
+        while (chunks is None or chunks > 0) and (grant := self.chunk(array_id)):
+            arguments = [pickle.loads(items[number])[0][0] for number in range(grant.start, grant.stop)]
+            seen += arguments
+            self.end_chunk(grant, [answer(argument) for argument in arguments], us_each)
+            chunks = None if chunks is None else chunks - 1
+        return seen
+
+    def items(self, array_id: str) -> Items:
+        """The array's items, read as a worker reads them."""
+        call = specs.decode(self.queue.record(array_id).spec).call
+        assert call is not None
+        data = call.arguments.data
+        if data is None:
+            with plain_client(self.hand.link.endpoint) as plain:
+                store = QueueStore(plain, self.queue.keys.blob, limit_bytes=1 << 30)
+                data = store.read_bytes(call.arguments.sha256, 1 << 30)
+        return Items(data)
+
+
+def good(value: Any) -> ItemOutcome:
+    """An item that returned a plain value."""
+    return ItemOutcome(True, "json", json.dumps(value).encode())
+
+
+def bad(error: BaseException, *, traceback: str = "line 7") -> ItemOutcome:
+    """An item whose function raised this."""
+    return ItemOutcome(False, "error", told_error(error, traceback))
+
+
+def told_error(error: BaseException, traceback: str) -> bytes:
+    """An error as a worker reports it."""
+    told = {
+        "type": type(error).__qualname__,
+        "module": type(error).__module__,
+        "message": str(error),
+        "traceback": traceback,
+        "pickle": base64.b85encode(cloudpickle.dumps(error)).decode(),
+    }
+    return json.dumps(told).encode()

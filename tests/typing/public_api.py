@@ -39,8 +39,13 @@ def maps() -> None:
     assert_type(results, gl.MapResult[int])
     assert_type(results.results(), list[int])
     assert_type(double.map([1], return_exceptions=True).results(), list[int | Exception])
-    for job in results.as_completed():
-        assert_type(job, gl.Job[int])
+    for item in results.as_completed():
+        assert_type(item, gl.Item[int])
+        assert_type(item.result(), int)
+        assert_type(item.job, gl.Job[int])
+    warm = double.options(isolation="warm").map([1], progress=False)
+    assert_type(warm, gl.MapResult[int])
+    assert_type(list(warm), list[int])
 
 
 async def awaits() -> None:

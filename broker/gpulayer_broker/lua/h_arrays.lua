@@ -110,15 +110,22 @@ local function settle(P, id, now)
   if a.cancel ~= '' and redis.call('EXISTS', P .. 'chunks:' .. id) == 0 then H.finish(P, a, 'cancelled', 'cancelled', {}, now) end
 end
 
+-- who submitted the array, and who watches it
+local function listeners(P, id)
+  local who, client = {}, redis.call('HGET', H.job(P, id), 'client')
+  if client and client ~= '' then who[client] = true end
+  for _, watcher in ipairs(redis.call('SMEMBERS', P .. 'watchers:' .. id)) do who[watcher] = true end
+  return who
+end
+
 -- items [from, to) of the array have the outcomes of this page; whoever waits is told
 function H.page(P, id, from, to, failed, page)
   redis.call('HSET', P .. 'pages:' .. id, from, page)
   redis.call('HINCRBY', array_key(P, id), 'done', to - from)
   if failed > 0 then redis.call('HINCRBY', array_key(P, id), 'failed', failed) end
-  local client = redis.call('HGET', H.job(P, id), 'client')
-  if client and client ~= '' then
+  local inline = #page <= H.INLINE and page or ''
+  for client in pairs(listeners(P, id)) do
     local done = P .. 'done:' .. client
-    local inline = #page <= H.INLINE and page or ''
     redis.call('XADD', done, 'MAXLEN', '~', 100000, '0-*', 'job', id, 'state', 'items', 'kind', from .. ' ' .. to, 'result', inline)
     redis.call('PEXPIRE', done, 3600000)
   end

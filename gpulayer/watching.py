@@ -1,0 +1,98 @@
+"""A person at a map: a bar while it is waited for, and what Ctrl-C does.
+
+The bar is drawn on a terminal or in a notebook, never in a pipe, and only once the wait has taken a moment. The first
+Ctrl-C leaves the jobs alone and says how to come back; a second one within two seconds cancels them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from gpulayer.bar import Bar
+    from gpulayer.mapping import MapResult
+
+T = TypeVar("T")
+
+SECOND_CHANCE_S = 2.0
+QUIET_S = 0.5
+
+
+def watched(result: MapResult[Any], steps: Iterator[T]) -> Iterator[T]:
+    """The steps, with a bar and with Ctrl-C as it is for a map."""
+    drawing = Drawing(result)
+    try:
+        yield from steps
+    except KeyboardInterrupt:
+        drawing.close()
+        _detach(result)
+        raise
+    finally:
+        drawing.close()
+
+
+def _detach(result: MapResult[Any]) -> None:
+    left = result._calls() - result._ended()
+    name = result._manner.name
+    _say(
+        f"detached: {left} calls of {name} go on; {result._way_back()}; "
+        f"Ctrl-C again within {SECOND_CHANCE_S:g} s cancels them"
+    )
+    try:
+        time.sleep(SECOND_CHANCE_S)
+    except KeyboardInterrupt:
+        _say(f"cancelled: {result.cancel()} calls of {name}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+class Drawing:
+    """The bar of one reading, which appears after a moment, if somebody may be looking."""
+
+    def __init__(self, result: MapResult[Any]) -> None:
+        self._result = result
+        self._bar: Bar | None = None
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        if result._manner.progress and somebody_looks():
+            self._timer = threading.Timer(QUIET_S, self._draw)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _draw(self) -> None:
+        from gpulayer.bar import open_bar
+
+        with self._lock:
+            if self._timer is not None:
+                result = self._result
+                self._bar = open_bar(result._manner.name, lambda: (result._ended(), result._calls()))
+
+    def close(self) -> None:
+        """Ends the bar; nothing is drawn afterwards."""
+        timer = self._timer
+        if timer is None:
+            return
+        timer.cancel()
+        with self._lock:
+            self._timer = None
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None
+
+
+def somebody_looks() -> bool:
+    """Whether this thread writes to a terminal or a notebook."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    return sys.stderr.isatty() or _in_notebook()
+
+
+def _in_notebook() -> bool:
+    shell = sys.modules.get("IPython")
+    return "ipykernel" in sys.modules and shell is not None and shell.get_ipython() is not None
