@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import Endpoint, Link
@@ -103,13 +104,11 @@ class Process:
         for line in self.process.stdout:
             self.lines.append(line.strip())
 
-    def said(self, word: str, times: int = 1) -> None:
-        wait_until(
-            lambda: sum(line.startswith(word) for line in self.lines) >= times,
-            20,
-            f"the worker says {word}",
-            every=0.002,
-        )
+    def count(self, word: str) -> int:
+        return sum(line.startswith(word) for line in list(self.lines))
+
+    def said(self, word: str) -> None:
+        wait_until(lambda: self.count(word), 20, f"the worker says {word}", every=0.002)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -141,6 +140,18 @@ def processes(place: Place, *workers: str, pause_at: str = "") -> Iterator[list[
     finally:
         for process in started:
             process.kill()
+
+
+def feed(hand: Hand, workers: list[Process], *times: int, **facts: Any) -> list[str]:
+    """Submits until each worker has ended so many jobs, and leaves some waiting; the jobs' ids."""
+    jobs: list[str] = []
+
+    def fed() -> bool:
+        jobs.extend(hand.submit(CPU, **facts) for _ in range(20))
+        return all(worker.count("ended") >= most for worker, most in zip(workers, times, strict=True))
+
+    wait_until(fed, 30, f"the workers have ended {times} jobs", every=0.005)
+    return jobs
 
 
 def lose_all(hand: Hand) -> None:

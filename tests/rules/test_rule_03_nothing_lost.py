@@ -8,7 +8,7 @@ import pytest
 
 from gpulayer_broker.connection import NoAnswer
 from gpulayer_broker.job import new_job_id
-from tests.rules.crowd import CPU, Place, finish_all, lose_all, processes, together
+from tests.rules.crowd import CPU, Place, feed, finish_all, lose_all, processes, together
 from tests.servers import QueueServer
 
 pytestmark = pytest.mark.rule_03
@@ -19,12 +19,11 @@ def test_workers_killed_anywhere_lose_no_job(place: Place) -> None:
     dice = random.Random(3)
     with place.hand() as hand:
         hand.link.call("HSET", hand.key("config"), "lost_workers", 1000)
-        jobs = [hand.submit(CPU) for _ in range(2000)]
+        jobs: list[str] = []
         for round_number in range(4):
             names = [f"w{round_number}{n}" for n in range(2)]
             with processes(place, *names) as workers:
-                for worker in workers:
-                    worker.said("ended", dice.randrange(1, 20))
+                jobs += feed(hand, workers, dice.randrange(1, 20), dice.randrange(1, 20))
             lose_all(hand)
             place.check()
         finish_all(hand, hand.machine("last"))

@@ -7,7 +7,7 @@ import pytest
 from gpulayer_broker import functions as fn
 from tests import snapshot
 from tests.queueing import LEASE_MS, NO_RETENTION, signature
-from tests.rules.crowd import CPU, Place, finish_all, lose_all, processes, together
+from tests.rules.crowd import CPU, Place, feed, finish_all, lose_all, processes, together
 from tests.virtual import virtual_library
 
 pytestmark = pytest.mark.rule_10
@@ -17,17 +17,15 @@ PERMANENT = {"seq", "clock", "events", "classes_version", "signatures_version", 
 
 def test_after_kills_and_retention_nothing_of_jobs_and_workers_is_left(place: Place) -> None:
     with place.hand() as hand:
-        for n in range(300):
-            hand.submit(CPU, client="c", idempotency_key=f"k{n}", digest="d")
+        hand.submit(CPU, client="c", idempotency_key="k", digest="d")
         with processes(place, "w1", "w2") as workers:
-            for worker in workers:
-                worker.said("ended", 5)
+            feed(hand, workers, 5, 5, client="c")
         lose_all(hand)
         finish_all(hand, hand.machine("w3"))
         for worker_id in ("w1", "w2", "w3", "seed"):
             hand.run(fn.drain(worker_id, "offline"))
         place.check()
-        for _ in range(10):
+        for _ in range(100):
             hand.run(fn.tick(LEASE_MS, -1, NO_RETENTION))
     left = {name for keys in vars(place.check()).values() for name in keys}
     assert not [
