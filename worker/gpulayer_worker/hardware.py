@@ -25,7 +25,7 @@ from gpulayer_broker.member import Member
 from gpulayer_broker.requirements import DEFAULT_QUEUE
 from gpulayer_broker.settings import Settings
 from gpulayer_broker.units import GIB, MIB
-from gpulayer_worker.devices.facts import Device
+from gpulayer_worker.devices.facts import Device, Reading
 from gpulayer_worker.devices.selection import Selection
 from gpulayer_worker.devices.use import judge
 from gpulayer_worker.devices.watch import Sight, Watch
@@ -176,6 +176,12 @@ class Hardware:
             return False
         cards = [other for other in self._watch.sight.report.devices if other.kind == "cuda"]
         return any(other.mig or not other.usable for other in cards)
+
+    def readings(self) -> tuple[Reading, ...]:
+        """What the usable devices do now."""
+        sight = self._watch.fresh()
+        found = (sight.reading(device.uuid) for device in self.devices(sight) if device.usable)
+        return tuple(reading for reading in found if reading is not None)
 
     def why_lost(self, attempt: Attempt) -> str:
         """What became of the attempt's devices, in a line."""
