@@ -17,6 +17,8 @@ import signal
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import orjson
+
 from gpulayer.session import Session
 from gpulayer.waiter import MISSING, Notice
 from gpulayer_broker.errors import (
@@ -97,7 +99,8 @@ def item_value(session: Session, array_id: str, number: int, outcome: ItemOutcom
     kind, data = outcome.kind, outcome.data
     if outcome.ok:
         if kind == "json":
-            return json.loads(data)
+            # What a worker writes as JSON both readers read alike; for ten thousand items this one is free.
+            return orjson.loads(data)
         if kind == "blob":
             kind, data = _from_store(session, data)
         return decoded(kind, data, array_id, trusted=trusted)
