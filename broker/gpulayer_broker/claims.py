@@ -7,6 +7,7 @@ for again by its nonce before another claim is made. A worker whose next incarna
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable
@@ -44,6 +45,7 @@ class Claims:
         deliver: Callable[[Attempt], None],
         register: Callable[[], None],
         on_superseded: Callable[[], None],
+        late_after_s: float = math.inf,
     ) -> None:
         self.queue = queue
         self.attempts = attempts
@@ -56,6 +58,7 @@ class Claims:
         self._deliver = deliver
         self._register = register
         self._on_superseded = on_superseded
+        self._late_after_s = late_after_s
         self.lock = threading.RLock()
         self._open = False
         self._unanswered: Question | None = None
@@ -157,6 +160,10 @@ class Claims:
 
     def _take(self, claimed: Claimed, question: Question) -> int:
         self._unanswered = None
+        if claimed.grants and lease_clock_s() - question.sent_s > self._late_after_s:
+            # A heartbeat that did not list them may have given them to somebody else; the next one surely does.
+            log.warning("%d jobs came more than a heartbeat late and go back", len(claimed.grants))
+            return 0
         for grant in claimed.grants:
             attempt = Attempt(grant, question.sent_s + self.lease_s, started=grant.state == "running")
             self.attempts.add(attempt)

@@ -76,6 +76,7 @@ class Member:
             deliver=callbacks.deliver,
             register=self.register,
             on_superseded=callbacks.on_superseded,
+            late_after_s=settings.heartbeat_s,
         )
         self.heartbeat = Heartbeat(
             self.beating,
