@@ -177,6 +177,7 @@ class Agent:
             python=self.hardware.interpreter.executable,
             hardware=self.hardware,
             environment=dict(os.environ),
+            queue=self._queue_for_jobs(),
             fits=self._fits,
             on_started=self._beat_soon,
         )
@@ -194,6 +195,16 @@ class Agent:
         return QueueStore(
             plain_client(self.options.endpoint), keys.blob, limit_bytes=self.settings.queue_blob_bytes
         )
+
+    def _queue_for_jobs(self) -> dict[str, str]:
+        """The way to the queue for what jobs submit themselves: only where all of it is one user's."""
+        if not self.options.private:
+            return {}
+        return {
+            "GPULAYER_REDIS_URL": self.options.endpoint.url,
+            "GPULAYER_NAMESPACE": self.settings.namespace,
+            "GPULAYER_STORE": str(self.folders.store),
+        }
 
     def _member(self, callbacks: Callbacks) -> Member:
         member = Member(

@@ -28,7 +28,14 @@ from gpulayer_broker.store.blobstore import BlobStore
 from gpulayer_broker.store.tree import Manifest
 from gpulayer_broker.store.unpack import load_manifest, unpack
 from gpulayer_worker.cleaner import Cleaner
-from gpulayer_worker.grant import Device, Folders, Grant, job_environment, nvidia_library_folders
+from gpulayer_worker.grant import (
+    Device,
+    Folders,
+    Grant,
+    job_environment,
+    nvidia_library_folders,
+    with_queue,
+)
 from gpulayer_worker.hardware import DeviceLost, Hardware
 from gpulayer_worker.joblog import JobLog
 from gpulayer_worker.logs import Logs
@@ -59,6 +66,7 @@ class Workshop:
     python: str
     hardware: Hardware
     environment: Mapping[str, str]
+    queue: Mapping[str, str]
     fits: Callable[[str, Requirements], bool]
     on_started: Callable[[], None]
 
@@ -202,8 +210,9 @@ class Run:
                 for device in given
             ),
         )
+        submitted = with_queue(self.spec.env, self.shop.queue, self.attempt.grant.owner)
         return job_environment(
-            grant, self.spec.env, self.shop.environment, nvidia_library_folders(self.shop.python)
+            grant, submitted, self.shop.environment, nvidia_library_folders(self.shop.python)
         )
 
     # --- while it runs ---
