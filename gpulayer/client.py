@@ -83,7 +83,7 @@ class Client:
     @property
     def trusts_workers(self) -> bool:
         """Whether what workers send is unpickled here."""
-        return self._given[2] or self.target.is_private
+        return self._given[2] or self.target.is_trusted
 
     def _opened(self) -> tuple[Session, Waiter, Submitter]:
         parts = self._parts

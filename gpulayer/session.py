@@ -123,14 +123,14 @@ class Session:
     def store(self) -> BlobStore:
         """A store for one job's blobs: the private set-up's folder, or the queue's server itself."""
         with self._lock:
-            return self._local_store() if self.target.is_private else self._queue_store()
+            return self._local_store() if self.target.is_trusted else self._queue_store()
 
     def _local_store(self) -> BlobStore:
         if self._store is None:
             from gpulayer_broker.folders import locate_folders
             from gpulayer_broker.store.local import LocalStore
 
-            self._store = LocalStore(locate_folders().create().store)
+            self._store = LocalStore(self.target.store or locate_folders().create().store)
         return self._store
 
     def _queue_store(self) -> BlobStore:

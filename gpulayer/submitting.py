@@ -52,7 +52,9 @@ class Order:
 
 
 def owner() -> str:
-    """Who submits, for fair share: the user on this machine."""
+    """Who submits, for fair share: the user on this machine; inside a job, who submitted that."""
+    if os.environ.get("GPULAYER_JOB_ID") and os.environ.get("GPULAYER_OWNER"):
+        return os.environ["GPULAYER_OWNER"]
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a uid without an entry, as in containers
@@ -67,9 +69,6 @@ class Submitter:
         self._session = session
         self._courier = Courier(session)
         self._owner = owner()
-        # A job's own jobs say whose they are.
-        parent = os.environ.get("GPULAYER_JOB_ID")
-        self._extra = {"parent": parent} if parent else {}
 
     def function_orders(
         self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan
@@ -123,8 +122,9 @@ class Submitter:
 
     def _submission(self, order: Order, client: str) -> Submission:
         spec, plan, job_id = order.spec, order.plan, new_job_id()
-        if self._extra:
-            spec = replace(spec, extra={**spec.extra, **self._extra})
+        # A job's own jobs say whose they are; a process may run several jobs one after another.
+        if parent := os.environ.get("GPULAYER_JOB_ID"):
+            spec = replace(spec, extra={**spec.extra, "parent": parent})
         return Submission(
             id=job_id,
             signature=plan.needs.signature,

@@ -1,7 +1,8 @@
 """Where submits go: this user's private set-up, or a queue at an address.
 
 The nearest place wins: `--redis`, `--target`, GPULAYER_TARGET, GPULAYER_REDIS_URL, the project's and the user's
-config.toml, and `local`, the private set-up, where nothing says otherwise. Nothing is connected here.
+config.toml, and `local`, the private set-up, where nothing says otherwise. Inside a job of a private set-up `local` is
+that set-up, whose worker told the job where it is. Nothing is connected here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpulayer_broker.errors import ConfigError, UnknownName
@@ -22,16 +24,25 @@ LOCAL = "local"
 
 @dataclass(frozen=True)
 class Target:
-    """A queue to submit to. `url` is None for the private set-up, which is started when it is needed."""
+    """A queue to submit to. `url` is None for the private set-up, which is started when it is needed.
+
+    `store` is the folder of the blobs of the private set-up that a job runs on, whose queue its own jobs go to.
+    """
 
     name: str
     settings: Settings
     url: str | None = None
+    store: Path | None = None
 
     @property
     def is_private(self) -> bool:
-        """Whether this user alone owns queue and workers, so that what they send may be unpickled."""
+        """Whether it is this user's own set-up, seen from outside: started and healed by its clients."""
         return self.url is None
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether this user alone owns queue and workers, so that what they send may be unpickled."""
+        return self.is_private or self.store is not None
 
     def endpoint(self) -> Endpoint:
         """Where the queue answers now; starts or heals the private set-up."""
@@ -60,6 +71,8 @@ def resolve_target(
             f"no target is saved as '{name}': '{LOCAL}' is this user's own, --redis URL names a queue",
             value=name,
         )
+    if inside := _from_inside(settings, environ):
+        return inside
     if not name and environ.get("GPULAYER_URL"):
         raise ConfigError(
             "GPULAYER_URL names a server, which this release cannot use: unset it, or give --redis URL"
@@ -68,6 +81,14 @@ def resolve_target(
         return Target("redis", settings, settings.redis_url)
     _refuse_private(settings, environ)
     return Target(LOCAL, settings)
+
+
+def _from_inside(settings: Settings, environ: Mapping[str, str]) -> Target | None:
+    """The queue that a job of a private set-up was given by its worker."""
+    store = environ.get("GPULAYER_STORE")
+    if environ.get("GPULAYER_JOB_ID") and store and settings.redis_url:
+        return Target("job", settings, settings.redis_url, Path(store))
+    return None
 
 
 def _refuse_private(settings: Settings, environ: Mapping[str, str]) -> None:

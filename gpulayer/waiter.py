@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 import threading
 import time
 import weakref
@@ -26,7 +27,7 @@ from gpulayer.session import Session
 from gpulayer_broker import functions
 from gpulayer_broker.connection import Link
 from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable
-from gpulayer_broker.job import FINAL
+from gpulayer_broker.job import FINAL, QUEUED
 from gpulayer_broker.queue import Queue
 
 log = logging.getLogger("gpulayer")
@@ -82,6 +83,7 @@ class Waiter:
         self._silence_s = silence_s
         self._slots: weakref.WeakValueDictionary[str, Slot] = weakref.WeakValueDictionary()
         self._closed = False
+        self._stuck_told = False
         self._begin()
 
     def _begin(self) -> None:
@@ -303,6 +305,9 @@ class Waiter:
             callback(slot)
 
     def _tick(self, queue: Queue) -> None:
+        if self._session.target.store is not None:
+            self._tell_stuck(queue)  # inside a job: there is a worker, which keeps the clock
+            return
         settings = self._session.settings
         call = functions.tick(
             int(settings.lease_s * 1000),
@@ -310,6 +315,21 @@ class Waiter:
             int(settings.result_keep_s * 1000),
         )
         queue.run(call)
+
+    def _tell_stuck(self, queue: Queue) -> None:
+        """Says once, in this job's log, that what it waits for has not begun while it holds its own slot."""
+        with self._lock:
+            wanted = list(self._wanted)[:BATCH]
+        records = [record for record in queue.records(wanted) if record is not None]
+        if self._stuck_told or not records or any(record.state != QUEUED for record in records):
+            return
+        self._stuck_told = True
+        print(
+            f"gpulayer: this job waits for {len(records)} jobs of its own, none of which has begun. It holds its "
+            "slot meanwhile: give the worker more --slots, or submit without waiting",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _ask_again(self, queue: Queue) -> None:
         """Watches all that is waited for; what is only held will be watched when it is waited for."""

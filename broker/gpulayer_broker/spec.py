@@ -137,10 +137,14 @@ def decode_job(raw: Mapping[str, Any]) -> Spec:
 
 
 def request_digest(spec: Spec) -> str:
-    """What an idempotency key compares: the request, not a function's pickle (which differs between runs)."""
+    """What an idempotency key compares: the request, not a function's pickle (which differs between runs).
+
+    Nor the job that submitted it: a parent that runs again as another job means the same child.
+    """
     import orjson
 
     plain = _plain(spec)
+    plain.pop("parent", None)
     if spec.call:
         plain["call"] = {
             "module": spec.call.module,

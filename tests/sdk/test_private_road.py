@@ -14,6 +14,7 @@ import gpulayer as gl
 from gpulayer import client as clients
 from gpulayer import private
 from gpulayer.client import Client
+from gpulayer_broker import spec as specs
 from gpulayer_broker.errors import BlobMissing
 from tests.support import wait_until
 
@@ -94,3 +95,39 @@ def test_a_result_that_is_no_longer_in_the_store_is_told(set_up: dict[str | None
 
     with pytest.raises(BlobMissing):
         job.result(60)
+
+
+@gl.remote
+def family(children: int) -> dict[str, object]:
+    """Submits jobs of its own and adds up what they return."""
+    import os
+
+    import gpulayer
+
+    @gpulayer.remote
+    def child(n: int) -> int:
+        return n * n
+
+    jobs = [child.delay(n) for n in range(children)]
+    large = gpulayer.Client(target="local").submit(len, args=(b"x" * 3_000_000,))
+    return {
+        "own": os.environ["GPULAYER_JOB_ID"],
+        "sum": sum(job.result(60) for job in jobs),
+        "large": large.result(60),
+        "children": [job.id for job in jobs],
+    }
+
+
+def test_a_job_submits_jobs_of_its_own(set_up: dict[str | None, Client]) -> None:
+    job = family.delay(3)
+    told = job.result(80)
+
+    assert told["sum"] == 0 + 1 + 4
+    assert told["large"] == 3_000_000
+    assert told["own"] == job.id
+    children = told["children"]
+    assert isinstance(children, list)
+    for child in children:
+        record = set_up[None].get(child).record
+        assert record.owner == job.record.owner
+        assert specs.decode(record.spec).extra == {"parent": job.id}

@@ -93,6 +93,13 @@ def job_environment(
     return environment
 
 
+def with_queue(submitted: Mapping[str, str], queue: Mapping[str, str], owner: str) -> dict[str, str]:
+    """What the submitter set, and the way to the queue for the job's own jobs, unless the submitter named another."""
+    if not queue or "GPULAYER_REDIS_URL" in submitted:
+        return dict(submitted)
+    return {**submitted, **queue, "GPULAYER_OWNER": owner}
+
+
 def is_passed_on(name: str) -> bool:
     """Whether a variable of the worker's own environment reaches its jobs."""
     return name in PASSED_ON or name.startswith("LC_") or name.upper() in PROXIES
