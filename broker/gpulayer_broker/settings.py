@@ -56,6 +56,8 @@ class Settings:
     log_tail_bytes: int = MIB
     log_bytes: int = GIB
     queued_jobs: int = 2_000_000
+    job_processes: int = 4096
+    cache_bytes: int = 20 * GIB
 
     result_keep_s: float = 7 * DAY_S
     job_keep_s: float = 30 * DAY_S
@@ -222,6 +224,7 @@ _LEAST: dict[str, float] = {
     "argument_inline_bytes": 1024,
     "log_tail_bytes": 4096,
     "queued_jobs": 1,
+    "job_processes": 8,
     "result_keep_s": 1,
     "job_keep_s": 1,
 }

@@ -15,7 +15,8 @@ from gpulayer_broker.consumer import CapabilityMessage, Outcome
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.requirements import DEFAULT_QUEUE
 from gpulayer_broker.spec import ACTOR
-from gpulayer_worker.running import Run, Workshop, failed, spec_of
+from gpulayer_worker.outcomes import failed
+from gpulayer_worker.running import Run, Workshop, spec_of
 
 MIN_BACKOFF_MS = 1000
 MAX_BACKOFF_MS = 300_000

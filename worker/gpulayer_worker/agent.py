@@ -45,9 +45,11 @@ from gpulayer_worker.hardware import Hardware, Offered
 from gpulayer_worker.logs import Logs
 from gpulayer_worker.processes import ending
 from gpulayer_worker.processes.bundle import fallback_folders
+from gpulayer_worker.processes.cgroup import clear_groups, open_groups
 from gpulayer_worker.processes.pool import Pool
 from gpulayer_worker.running import RETURNED, Workshop
 from gpulayer_worker.scratch import remove
+from gpulayer_worker.usage import DeviceMeters, Sampler
 
 log = logging.getLogger("gpulayer")
 
@@ -133,10 +135,12 @@ class Agent:
     def _clear_leftovers(self) -> None:
         """What a killed predecessor left is gone before the queue hears of this incarnation."""
         scratch = self.home / "scratch"
+        clear_groups(self.home)
         ending.clear_leftovers(str(scratch))
         remove(scratch)
         scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.home / "cache").mkdir(mode=0o700, exist_ok=True)
+        self.groups = open_groups(self.home, self.settings.job_processes)
 
     def _work(self) -> int:
         shop, broker = self._assemble()
@@ -148,6 +152,7 @@ class Agent:
         if broker.member is None:
             worker.stop(timeout=STOP_PATIENCE_MS)
             raise Unavailable(f"the queue at {self.options.endpoint} did not take this worker: try again")
+        self._sampler.start()
         log.info(
             "worker %s (%s) takes jobs, %d at once",
             self.options.name,
@@ -164,14 +169,18 @@ class Agent:
         ending.become_subreaper()
         fallback = fallback_folders(self.home)
         scratch = self.home / "scratch"
-        link = Link(self.options.endpoint)
-        logs = Logs(Queue(link, self.settings.namespace), self.settings.log_bytes)
+        queue = Queue(Link(self.options.endpoint), self.settings.namespace)
+        logs = Logs(queue, self.settings.log_bytes)
+        pool = Pool(fallback, str(scratch), after_loss=ending.reap_strays)
+        meters = DeviceMeters(self.hardware.readings)
         shop = Workshop(
             settings=self.settings,
             store=self._store(),
-            pool=Pool(fallback, str(scratch), after_loss=ending.reap_strays),
+            pool=pool,
             logs=logs,
             cleaner=Cleaner(),
+            groups=self.groups,
+            meters=meters,
             scratch=scratch,
             cache=self.home / "cache",
             python=self.hardware.interpreter.executable,
@@ -183,6 +192,9 @@ class Agent:
         )
         logs.start()
         shop.cleaner.start()
+        self._sampler = Sampler(
+            queue, self.identity.worker, self.settings.heartbeat_s, meters, lambda: pool.jobs
+        )
         broker = CapabilityBroker(self.options.endpoint, settings=self.settings, member=self._member)
         actor.declare(broker, shop)
         self._broker = broker
@@ -253,6 +265,7 @@ class Agent:
                 "version": metadata.version("gpulayer"),
                 "target": "local" if self.options.private else "redis",
                 "started_s": self.started_s,
+                "groups": self.groups.describe(),
                 **self.hardware.facts(),
             }
         )
@@ -298,8 +311,10 @@ class Agent:
         for attempt in member.attempts.all():
             attempt.stop(RETURNED)
         worker.stop(timeout=STOP_PATIENCE_MS)
+        self._sampler.stop()
         shop.pool.close()
         shop.logs.stop()
         shop.cleaner.stop()
+        shop.groups.close()
         self._broker.close()
         log.info("worker %s has stopped", self.options.name)

@@ -1,28 +1,40 @@
-"""Removes the folders of jobs that have ended, apart from the jobs themselves, so that no result waits for it."""
+"""Does what a job's end leaves to be done, apart from the jobs themselves, so that no result waits for it."""
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from gpulayer_worker.scratch import remove
 
+log = logging.getLogger("gpulayer")
+
 
 class Cleaner(threading.Thread):
-    """Removes what it is given, in order; `stop` returns when all of it is gone."""
+    """Does what it is given, in order; `stop` returns when all of it is done."""
 
     def __init__(self) -> None:
         super().__init__(name="gpulayer-cleaner", daemon=True)
-        self._folders: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        while (folder := self._folders.get()) is not None:
-            remove(folder)
+        while (task := self._tasks.get()) is not None:
+            try:
+                task()
+            except Exception:
+                # The next job's folder is to go all the same.
+                log.exception("cleaning up")
+
+    def do(self, task: Callable[[], object]) -> None:
+        self._tasks.put(task)
 
     def remove(self, folder: Path) -> None:
-        self._folders.put(folder)
+        self.do(partial(remove, folder))
 
     def stop(self) -> None:
-        self._folders.put(None)
+        self._tasks.put(None)
         self.join()

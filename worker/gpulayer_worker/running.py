@@ -36,19 +36,30 @@ from gpulayer_worker.grant import (
     nvidia_library_folders,
     with_queue,
 )
-from gpulayer_worker.hardware import DeviceLost, Hardware
+from gpulayer_worker.hardware import DeviceLost, Hardware, free_bytes
 from gpulayer_worker.joblog import JobLog
 from gpulayer_worker.logs import Logs
+from gpulayer_worker.outcomes import (
+    COMMAND_ENDED,
+    NO_REPORT,
+    cannot_start,
+    failed,
+    out_of_memory,
+    process_outcome,
+    report_outcome,
+    tells_full_disk,
+)
 from gpulayer_worker.outputs import gather
+from gpulayer_worker.processes.cgroup import Group, GroupFacts, Groups
 from gpulayer_worker.processes.fork_server import ForkServerGone
 from gpulayer_worker.processes.job import Ending, FunctionCall, JobHandle, JobProcess
 from gpulayer_worker.processes.pool import Pool
 from gpulayer_worker.scratch import Scratch, make_scratch
+from gpulayer_worker.usage import DeviceMeters, usage_record
 
 log = logging.getLogger("gpulayer")
 
 RETURNED = "returned"
-RESULT_INLINE_BYTES = 1 << 20
 PIPES_PATIENCE_S = 5.0
 
 
@@ -61,6 +72,8 @@ class Workshop:
     pool: Pool
     logs: Logs
     cleaner: Cleaner
+    groups: Groups
+    meters: DeviceMeters
     scratch: Path
     cache: Path
     python: str
@@ -80,6 +93,9 @@ class Run:
         self.source: Manifest | None = None
         self.notes: list[str] = []
         self.timed_out = False
+        self.group: Group | None = None
+        self.group_facts = GroupFacts()
+        self.started_s = 0.0
 
     def outcome(self) -> Outcome:
         """Runs it; what it came to."""
@@ -97,6 +113,10 @@ class Run:
             return self._in_scratch(scratch, needs)
         finally:
             self.shop.cleaner.remove(scratch.root)
+            self.shop.meters.end(self.attempt.token)
+            if self.group is not None:
+                self.shop.cleaner.do(self.group.remove)
+                self.shop.cleaner.do(self.shop.groups.refill)
 
     def _in_scratch(self, scratch: Scratch, needs: Requirements) -> Outcome:
         try:
@@ -152,6 +172,7 @@ class Run:
         work: tuple[str, ...] | FunctionCall = self.spec.argv
         if self.spec.call is not None:
             work = self._function(scratch)
+        self.group = self.shop.groups.take(needs.memory_bytes)
         process = JobProcess(
             id=f"{self.attempt.id}.{self.attempt.grant.attempt}",
             work=work,
@@ -163,7 +184,10 @@ class Run:
             preload=frozenset(self.spec.call.modules if self.spec.call else ()),
             lease_until_s=None if self.spec.on_outage == "keep" else self.attempt.lease_until_s,
             on_progress=self._progress,
+            cgroups=self.group.folders if self.group else (),
         )
+        self.started_s = time.monotonic()
+        self.shop.meters.begin(self.attempt.token, {uuid for uuid, _ in self.attempt.grant.lots})
         handle = self.shop.pool.start(process)
         self.attempt.on_stop = lambda reason: self._end(handle, reason)
         if self.spec.on_outage != "keep":
@@ -242,6 +266,9 @@ class Run:
     # --- after ---
 
     def _ended(self, ending: Ending, scratch: Scratch, job_log: JobLog) -> Outcome:
+        wall_s = time.monotonic() - self.started_s
+        if self.group is not None:
+            self.group_facts = self.group.facts()
         outcome = self._judge(ending)
         if self.attempt.stop_reason == DEVICE_LOST and outcome.verdict == "released":
             why = self.shop.hardware.why_lost(self.attempt)
@@ -251,7 +278,13 @@ class Run:
             return outcome
         if ending.strays:
             self.notes.append(f"ended with the job: {', '.join(ending.strays[:5])}")
-        return replace(outcome, fields={**outcome.fields, **self._fields(ending, scratch, job_log)})
+        self._note_limits(outcome, scratch)
+        fields = self._fields(scratch, job_log)
+        if ending.exit is not None:
+            devices = self.shop.meters.end(self.attempt.token)
+            group = self.group_facts if self.group else None
+            fields["usage"] = dumps(usage_record(wall_s, ending.exit.usage, group, devices))
+        return replace(outcome, fields={**outcome.fields, **fields})
 
     def _judge(self, ending: Ending) -> Outcome:
         """The outcome by what happened to the process, then by what it reported."""
@@ -264,9 +297,11 @@ class Run:
         if self.timed_out and not (ending.report and ending.report.ok):
             text = f"it ran longer than its timeout of {self.spec.timeout_s:g} s"
             return Outcome("timed_out", "timeout", {"error": error_field("JobTimedOut", text)})
-        if self.spec.call is not None:
-            return self._function_outcome(ending)
-        return command_outcome(ending)
+        if self.spec.call is not None and ending.report is not None:
+            return report_outcome(ending.report, self.store)
+        if killed := out_of_memory(ending, self.group_facts, self.group.limit_bytes if self.group else 0):
+            return killed
+        return process_outcome(ending, COMMAND_ENDED if self.spec.call is None else NO_REPORT)
 
     def _stopped_outcome(self) -> Outcome:
         reason = self.attempt.stop_reason
@@ -274,38 +309,17 @@ class Run:
             return Outcome("cancelled", "cancelled")
         return Outcome("released", "lost" if reason == DEVICE_LOST else "returned")
 
-    def _function_outcome(self, ending: Ending) -> Outcome:
-        report = ending.report
-        if report is None:
-            return command_outcome(ending, "the function's process ended before it reported")
-        header = report.header
-        if report.ok:
-            return self._result(str(header.get("kind", "json")), report.payload, header.get("file"))
-        more: dict[str, Any] = {}
-        if header.get("kind") == "pickle":
-            import base64
+    def _note_limits(self, outcome: Outcome, scratch: Scratch) -> None:
+        """A word on the limits that the job has met without being ended by them."""
+        if self.group_facts.forks_refused:
+            most = self.shop.settings.job_processes
+            self.notes.append(f"it was refused new processes: a job has {most} at most (threads count)")
+        if self.group_facts.oom_kills and outcome.reason != "oom":
+            self.notes.append(f"the kernel killed {self.group_facts.oom_kills} of its processes for memory")
+        if outcome.verdict == "failed" and tells_full_disk(outcome, free_bytes(scratch.root)):
+            self.notes.append(f"the worker's disk is full: {scratch.root} has no room, ask for it with disk=")
 
-            more["pickle"] = base64.b85encode(report.read_payload()).decode()
-        kind = str(header.get("type", "Error"))
-        reason = {"ResultNotPicklable": "result_error", "ResultTooLarge": "result_error"}.get(
-            kind, "user_error"
-        )
-        reason = "cannot_start" if kind == "CannotLoad" else reason
-        return failed(reason, kind, str(header.get("message", "")), str(header.get("traceback", "")), **more)
-
-    def _result(self, kind: str, data: bytes, file: str | None) -> Outcome:
-        if file is None:
-            return succeeded(kind, data)
-        path = Path(file)
-        try:
-            if path.stat().st_size <= RESULT_INLINE_BYTES:
-                return succeeded(kind, path.read_bytes())
-            sha, size = self.store.put_file(path)
-        except (GpulayerError, OSError) as error:
-            return failed("result_error", type(error).__name__, f"the result cannot be kept: {error}")
-        return succeeded("blob", dumps({"sha256": sha, "size": size, "kind": kind}))
-
-    def _fields(self, ending: Ending, scratch: Scratch, job_log: JobLog) -> dict[str, Arg]:
+    def _fields(self, scratch: Scratch, job_log: JobLog) -> dict[str, Arg]:
         fields: dict[str, Arg] = {}
         try:
             limit_bytes = self.shop.settings.artifact_bytes
@@ -318,10 +332,6 @@ class Run:
         except (GpulayerError, OSError) as error:
             self.notes.append(f"not everything could be kept: {error}")
             log.warning("job %s: %s", self.attempt.id, error)
-        if ending.exit is not None:
-            usage = ending.exit.usage
-            cpu_s = round(usage.user_s + usage.system_s, 6)
-            fields["usage"] = dumps({"cpu_s": cpu_s, "max_rss_bytes": usage.max_rss_bytes})
         if job_log.dropped:
             self.notes.append(f"{job_log.dropped} bytes of the log were not kept")
         if self.notes:
@@ -329,32 +339,6 @@ class Run:
 
             fields["notes"] = orjson.dumps(self.notes)
         return fields
-
-
-def succeeded(kind: str, data: bytes) -> Outcome:
-    return Outcome("succeeded", "", {"result": data, "result_kind": kind})
-
-
-def failed(reason: str, kind: str, message: str, traceback: str = "", **more: Any) -> Outcome:
-    return Outcome("failed", reason, {"error": error_field(kind, message, traceback, **more)})
-
-
-def cannot_start(error: Exception) -> Outcome:
-    return failed("cannot_start", type(error).__name__, str(error))
-
-
-def command_outcome(ending: Ending, what: str = "the command ended") -> Outcome:
-    """By exit code or signal."""
-    end = ending.exit
-    if end is None:
-        return Outcome("released", "lost")
-    if end.signal is not None:
-        return failed("signal", "Signalled", f"{what} by signal {end.signal}", signal=end.signal)
-    if end.code:
-        return failed("user_error", "CommandFailed", f"{what} with exit code {end.code}", exit_code=end.code)
-    if what.startswith("the function"):
-        return failed("user_error", "NoReport", f"{what}, with exit code 0", exit_code=0)
-    return succeeded("none", b"")
 
 
 def spec_of(raw: Mapping[str, Any]) -> Spec:

@@ -92,6 +92,12 @@ class Pool:
                 failure = gone
         raise failure
 
+    @property
+    def jobs(self) -> int:
+        """How many jobs are not gone yet."""
+        with self._lock:
+            return sum(server.busy for server in self._servers.values())
+
     def tidy(self) -> None:
         """Ends servers that are dead, idle for too long, or too many; to be called now and then."""
         now_s = time.monotonic()

@@ -1,0 +1,109 @@
+"""What a job is bounded by and what it used, through real workers: memory, processes, records, samples."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+
+from gpulayer_broker.requirements import build_requirements
+from gpulayer_broker.spec import Spec
+from gpulayer_worker.processes.cgroup_mounts import read_mounts
+from tests.support import wait_until
+from tests.workers import PATIENCE_S, Desk, WorkerProcess
+
+from .conftest import Hire
+
+MIB = 1 << 20
+needs_memory_groups = pytest.mark.skipif(
+    "memory" not in read_mounts().v1 and not read_mounts().unified,
+    reason="no control group bounds memory here",
+)
+
+
+def with_memory(desk: Desk, spec: Spec, memory: str) -> str:
+    needs = build_requirements(memory=memory)
+    return desk.submit(replace(spec, requirements=needs.canonical()), needs=needs)
+
+
+def usage(desk: Desk, job_id: str) -> dict[str, Any]:
+    return dict(orjson.loads(desk.record(job_id).usage))
+
+
+@needs_memory_groups
+def test_a_job_over_its_memory_fails_for_that_reason_with_its_limit(
+    desk: Desk, worker: WorkerProcess
+) -> None:
+    job = with_memory(desk, desk.command_spec(sys.executable, "-c", "b = bytearray(200 << 20)"), "64MiB")
+
+    record = desk.final(job)
+    assert (record.state, record.end_reason) == ("failed", "oom")
+    assert "64.0 MB" in desk.error(job)["message"]
+
+
+@needs_memory_groups
+def test_a_function_over_its_memory_fails_for_that_reason(desk: Desk, worker: WorkerProcess) -> None:
+    def fill() -> int:
+        return len(bytearray(200 << 20))
+
+    job = with_memory(desk, desk.function_spec(fill), "64MiB")
+
+    assert desk.final(job).end_reason == "oom"
+
+
+def test_a_job_killed_otherwise_is_told_by_its_signal(desk: Desk, worker: WorkerProcess) -> None:
+    job = with_memory(desk, desk.command_spec("sh", "-c", "kill -9 $$"), "64MiB")
+
+    assert desk.final(job).end_reason == "signal"
+
+
+def test_a_fork_bomb_ends_with_its_timeout_and_leaves_the_worker_at_work(desk: Desk, hire: Hire) -> None:
+    hire("", job_processes=64)
+    bomb = desk.shell("bomb() { bomb | bomb & }; bomb; exec sleep 1000", timeout_s=1.5)
+
+    assert desk.final(bomb).state == "timed_out"
+    assert any("refused new processes" in note for note in desk.notes(bomb))
+    assert desk.final(desk.command("true")).state == "succeeded"
+
+
+def test_the_record_says_what_the_job_used(desk: Desk, worker: WorkerProcess) -> None:
+    script = "import time; b = bytearray(100 << 20); time.sleep(0.2)\nwhile time.process_time() < 0.3: pass"
+    job = desk.python(script)
+
+    desk.final(job)
+    used = usage(desk, job)
+    assert 0.3 <= used["wall_s"] < PATIENCE_S
+    assert 0.3 <= used["cpu_s"] < PATIENCE_S
+    assert 100 * MIB < used["max_rss_bytes"] < 300 * MIB
+    assert used.get("peak_memory_bytes", 100 * MIB) >= 100 * MIB
+
+
+def test_a_job_that_met_a_full_disk_is_told(desk: Desk, worker: WorkerProcess) -> None:
+    def fill() -> None:
+        with open("/dev/full", "wb", buffering=0) as file:
+            file.write(b"x")
+
+    job = desk.function(fill)
+
+    assert desk.final(job).state == "failed"
+    assert any("disk is full" in note for note in desk.notes(job))
+
+
+def test_the_machines_use_is_sampled_with_the_heartbeat(desk: Desk, worker: WorkerProcess) -> None:
+    job = desk.command("sleep", "1000")
+    desk.reaches(job, "running")
+    name = next(iter(desk.workers()))
+
+    def samples() -> list[dict[str, str]]:
+        entries = desk.link.call("XRANGE", desk.queue.keys.samples(name), "-", "+")
+        texts = [[value.decode() for value in values] for _, values in entries]
+        return [dict(zip(each[::2], each[1::2], strict=True)) for each in texts]
+
+    wait_until(lambda: any(each["tasks"] == "1" for each in samples()), PATIENCE_S, "a sample has the job")
+
+    last = samples()[-1]
+    assert 0 <= float(last["cpu"]) <= 100
+    assert 0 < int(last["memory_bytes"]) < int(last["memory_total_bytes"])
