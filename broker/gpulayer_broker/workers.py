@@ -1,7 +1,7 @@
 """The workers as the queue knows them: a read-only view for whoever shows or explains them.
 
-Read in two round trips, so that a page of many workers costs the queue little. What a worker has free is reckoned from
-the jobs that it holds.
+Read in three round trips, so that a page of many workers costs the queue little. What a worker has free is reckoned
+from the jobs that it holds, and from what it last told of its devices.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gpulayer_broker.names import PSEUDO_FRAMEWORKS, provides
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.units import MIB
+from gpulayer_broker.worker_devices import WorkerDevice, devices_of
 
 # So many heartbeats missed, and a worker counts as offline.
 MISSED_HEARTBEATS = 3
@@ -42,6 +43,7 @@ class WorkerRecord:
     running: tuple[str, ...]
     capabilities: Capabilities | None
     info: dict[str, Any]
+    devices: tuple[WorkerDevice, ...] = ()
 
     @property
     def name(self) -> str:
@@ -49,15 +51,19 @@ class WorkerRecord:
         return str(self.info.get("name") or self.id)
 
     def live(self, needs: Requirements) -> Live | None:
-        """What it has left now; None for a GPU job, for the queue alone does not know which GPUs are free."""
-        if self.state == "online" and needs.gpus:
+        """What it has left now; None for a GPU job where it tells nothing of its devices."""
+        caps = self.capabilities
+        if caps is None or (self.state == "online" and needs.gpus and "devices" not in self.info):
             return None
+        devices = (device.live(caps) for device in self.devices)
         return Live(
             free_cpus=self.free_slots,
             free_memory_bytes=self.free_memory_bytes,
-            free_disk_bytes=self.capabilities.disk_bytes if self.capabilities else 0,
+            free_disk_bytes=int(self.info.get("disk_free_bytes", caps.disk_bytes)),
+            devices=tuple(device for device in devices if device is not None),
             state=self.state,
             offline_s=self.heartbeat_age_s,
+            driver_answers=bool(self.info.get("driver_answers", True)),
         )
 
 
@@ -87,29 +93,46 @@ def read_workers(queue: Queue) -> list[WorkerRecord]:
         commands.append(("HMGET", queue.keys.worker(worker), *_FIELDS))
         commands.append(("SMEMBERS", queue.keys.running(worker)))
     replies = _raised(queue.link.pipeline(commands))
-    signatures = _signatures(queue, [job for running in replies[1::2] for job in running])
+    facts = [_facts(values) for values in replies[0::2]]
+    ledger = _ledger(queue, [job for running in replies[1::2] for job in running], [f["info"] for f in facts])
     return [
-        _record(worker, now_ms - seen[worker], replies[2 * i], replies[2 * i + 1], known, signatures)
+        _record(worker, now_ms - seen[worker], facts[i], replies[2 * i + 1], known, ledger)
         for i, worker in enumerate(names)
     ]
 
 
-def _signatures(queue: Queue, job_ids: Sequence[bytes]) -> dict[bytes, bytes]:
-    replies = _raised(queue.link.pipeline([("HGET", queue.keys.job(job.decode()), "sig") for job in job_ids]))
-    return dict(zip(job_ids, (reply or b"" for reply in replies), strict=True))
+@dataclass(frozen=True)
+class _Ledger:
+    """What jobs hold: the signature of each running job, and the holders of each device."""
+
+    signatures: dict[bytes, bytes]
+    devices: dict[str, Sequence[bytes]]
+
+
+def _ledger(queue: Queue, job_ids: Sequence[bytes], infos: Iterable[dict[str, Any]]) -> _Ledger:
+    uuids = sorted({str(facts.get("uuid")) for info in infos for facts in info.get("devices") or ()})
+    commands: list[tuple[str, ...]] = [("HGET", queue.keys.job(job.decode()), "sig") for job in job_ids]
+    commands += [("HVALS", queue.keys.device(uuid)) for uuid in uuids]
+    replies = _raised(queue.link.pipeline(commands))
+    signatures = dict(zip(job_ids, (reply or b"" for reply in replies), strict=False))
+    return _Ledger(signatures, dict(zip(uuids, replies[len(job_ids) :], strict=True)))
+
+
+def _facts(values: Sequence[bytes | None]) -> dict[str, Any]:
+    texts = {name: (value or b"").decode() for name, value in zip(_FIELDS, values, strict=True)}
+    return {**texts, "info": json.loads(texts["info"] or "{}")}
 
 
 def _record(
     worker: str,
     age_ms: float,
-    values: Sequence[bytes | None],
+    facts: dict[str, Any],
     running: Iterable[bytes],
     classes: dict[str, bytes],
-    signatures: dict[bytes, bytes],
+    ledger: _Ledger,
 ) -> WorkerRecord:
-    facts = {name: (value or b"").decode() for name, value in zip(_FIELDS, values, strict=True)}
     jobs = sorted(running)
-    amounts = [amounts_of(signatures.get(job, b"").decode()) for job in jobs]
+    amounts = [amounts_of(ledger.signatures.get(job, b"").decode()) for job in jobs]
     slots, memory_bytes = int(facts["slots"] or 0), int(facts["memory"] or 0) * MIB
     late = age_ms > MISSED_HEARTBEATS * int(facts["heartbeat_ms"] or 10_000)
     return WorkerRecord(
@@ -123,7 +146,8 @@ def _record(
         free_memory_bytes=max(0, memory_bytes - sum(memory for _, memory in amounts)),
         running=tuple(job.decode() for job in jobs),
         capabilities=_decoded(classes.get(facts["class"], b"")),
-        info=json.loads(facts["info"] or "{}"),
+        info=facts["info"],
+        devices=devices_of(facts["info"], ledger.devices),
     )
 
 
