@@ -69,8 +69,13 @@ class WorkerRecord:
 
 def shown_frameworks(has: Capabilities, asked: Iterable[str] = ()) -> dict[str, str]:
     """The well-known frameworks that a worker has, and those that were asked for, with their versions."""
+    return well_known(has.frameworks, asked)
+
+
+def well_known(frameworks: Iterable[tuple[str, str]], asked: Iterable[str] = ()) -> dict[str, str]:
+    """Those among all that is installed which people call frameworks, or asked for."""
     wanted = (*WELL_KNOWN, *PSEUDO_FRAMEWORKS, *asked)
-    return {name: version for name, version in has.frameworks if any(provides(name, one) for one in wanted)}
+    return {name: version for name, version in frameworks if any(provides(name, one) for one in wanted)}
 
 
 def read_workers(queue: Queue) -> list[WorkerRecord]:

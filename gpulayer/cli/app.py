@@ -11,8 +11,10 @@ from gpulayer.cli.jobs import cancel_jobs, fetch_job, list_jobs, show_job, wait_
 from gpulayer.cli.logs import show_logs
 from gpulayer.cli.private import stop_private
 from gpulayer.cli.profiles import list_profiles
+from gpulayer.cli.resources import resources
 from gpulayer.cli.status import show_status
 from gpulayer.cli.submit import submit_command
+from gpulayer.cli.worker import worker
 from gpulayer.cli.workers import list_workers
 from gpulayer_broker.errors import UnknownName
 
@@ -69,3 +71,5 @@ app.command("workers")(list_workers)
 app.command("status")(show_status)
 app.command("down")(stop_private)
 app.command("profiles")(list_profiles)
+app.add_typer(resources)
+app.add_typer(worker)
