@@ -64,7 +64,8 @@ def _orphan(link: Link, root: str, name: str) -> str | None:
 def _indexed(link: Link, root: str, job_id: str) -> bool:
     state = link.call("HGET", f"{root}job:{job_id}", "state").decode()
     if "/" in job_id:  # a chunk of an array is listed there while it is out
-        return bool(link.call("SISMEMBER", f"{root}chunks:{job_id.rpartition('/')[0]}", job_id))
+        out = link.call("SISMEMBER", f"{root}chunks:{job_id.rpartition('/')[0]}", job_id)
+        return bool(out or link.call("PTTL", f"{root}job:{job_id}") > 0)
     final = state not in ("queued", "scheduled", "running")
     listed = link.call("ZSCORE", f"{root}jobs:{state}", job_id) is not None
     return listed and (not final or link.call("ZSCORE", f"{root}jobs:final", job_id) is not None)

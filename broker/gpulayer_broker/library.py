@@ -16,7 +16,11 @@ NAME = f"gpulayer{PROTOCOL}"
 
 _PROLOGUE = """#!lua name={name}
 local H = {{}}
-local function register(name, flags, callback)
+local function register(name, flags, operation)
+  local function callback(keys, arguments)
+    H.depth = 0
+    return operation(keys, arguments)
+  end
   redis.register_function{{function_name = '{name}_' .. name, callback = callback, flags = flags}}
 end
 """

@@ -135,7 +135,7 @@ def test_a_chunks_report_is_taken_once_and_only_from_its_holder(hand: Hand, work
 
     assert hand.run(fn.commit_items(ItemsEnding(grant.id, "1:other", 1, 0, 1, b""))).verdict == "stale"
     assert end(hand, grant) == "ok"
-    assert end(hand, grant) == "stale"
+    assert end(hand, grant) == "already"
 
 
 def test_outcomes_beyond_the_range_are_refused(hand: Hand, worker: Machine) -> None:

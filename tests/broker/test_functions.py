@@ -345,6 +345,12 @@ def test_an_idempotency_key_answers_with_its_job_and_refuses_another_request(han
     )
 
 
+def test_an_idempotency_key_is_its_owners_own(hand: Hand) -> None:
+    first = hand.submit(CPU, owner="ann", idempotency_key="k", digest="d1")
+
+    assert hand.submit(CPU, owner="bob", idempotency_key="k", digest="d2") != first
+
+
 def test_the_third_loss_ends_a_job_and_an_announced_return_does_not_count(hand: Hand) -> None:
     job = hand.submit(CPU)
     worker = hand.machine("w1", fits(CPU))

@@ -1,6 +1,6 @@
 -- Shared: arrays. One record stands for `count` calls of one function; workers take ranges of it, as chunks. A chunk is a
 -- record of its own while it is out, `job:<id>/<n>`, with a token, a lease and holdings like any attempt, so that renewals,
--- cancels and losses treat it as one; it is in no index of states and is gone when it ends.
+-- cancels and losses treat it as one; it is in no index of states and is goes when it ends.
 -- array:<id> cursor, done, failed, mean_us, since (items since its last new age); ranges:<id> what came back, `from to losses`;
 -- chunks:<id> the chunks that are out; pages:<id> first item -> outcomes of a range, packed by the worker.
 
@@ -90,12 +90,15 @@ function H.grant_chunk(P, o, w, room, c, n, id, entry, v, now)
   return chunk, token
 end
 
--- the chunk leaves its worker and its record goes
+-- the chunk leaves its worker; of its record only what answers a repeated report stays, for a minute
 local function drop_chunk(P, j, now)
   H.close_log(P, j)
   H.detach(P, j, now)
+  local key = H.job(P, j.id)
   redis.call('SREM', P .. 'chunks:' .. j.parent, j.id)
-  redis.call('DEL', H.job(P, j.id))
+  redis.call('DEL', key)
+  redis.call('HSET', key, 'state', 'ended', 'parent', j.parent, 'ended_token', j.reported and j.token or '')
+  redis.call('EXPIRE', key, 60)
 end
 
 -- the array is final when every item has an outcome, or when its cancel was asked for and no chunk is out

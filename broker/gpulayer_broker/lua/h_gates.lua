@@ -5,7 +5,6 @@
 
 local RELEASE_AT_ONCE = 256
 local RELEASE_DEPTH = 20
-local releasing_depth = 0
 
 -- a reserved time of admission: at most `limit` in any window; each job asks once
 local function reserve(P, rate, id, now)
@@ -119,10 +118,10 @@ end
 function H.release_dependents(P, id, state, now)
   local key = P .. 'after:' .. id
   if redis.call('EXISTS', key) == 0 then return end
-  if releasing_depth < RELEASE_DEPTH then
-    releasing_depth = releasing_depth + 1
+  if H.depth < RELEASE_DEPTH then
+    H.depth = H.depth + 1
     for _, dependent in ipairs(redis.call('SPOP', key, RELEASE_AT_ONCE)) do release_one(P, dependent, state, now) end
-    releasing_depth = releasing_depth - 1
+    H.depth = H.depth - 1
   end
   if redis.call('EXISTS', key) == 0 then redis.call('SREM', P .. 'releasing', id); return end
   redis.call('SADD', P .. 'releasing', id)

@@ -7,7 +7,8 @@ H.BLOCK = 20
 
 function H.block(A, i)
   return {id = A[i], sig = A[i + 1], owner = A[i + 2], prio = A[i + 3], queue = A[i + 4], client = A[i + 5], delay = tonumber(A[i + 6]),
-          prepare = A[i + 7], on_outage = A[i + 8], idem = A[i + 9], digest = A[i + 10], kind = A[i + 11], name = A[i + 12],
+          prepare = A[i + 7], on_outage = A[i + 8],
+          idem = A[i + 9] ~= '' and A[i + 2] .. '/' .. A[i + 9] or '', digest = A[i + 10], kind = A[i + 11], name = A[i + 12],
           options = A[i + 13], spec = A[i + 14], count = tonumber(A[i + 15]), after = A[i + 16],
           policy = A[i + 17], permit = A[i + 18], rate = A[i + 19]}
 end
