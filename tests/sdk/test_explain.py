@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
+
+import gpulayer as gl
 from gpulayer.client import Client
 from tests.sdk.benches import Bench
 
@@ -65,3 +70,44 @@ def test_what_a_worker_provides_is_what_is_well_known_or_asked_for(client: Clien
     assert "numpy 2.4.6" in plain
     assert "obscure" not in plain
     assert "obscure 1.0" in asked
+
+
+OTHER = f"3.{sys.version_info.minor + 1}"
+OWN = f"3.{sys.version_info.minor}"
+
+
+def test_code_goes_to_a_python_that_can_load_it_and_explain_says_so(
+    client: Client, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpulayer.submitting.minor_version", lambda: OTHER)
+
+    found = client.submit(work).explain()
+
+    assert found.needs.endswith(f"python =={OTHER}.*")
+    assert found.fits == "never"
+    assert found.workers[0].reasons[0].endswith(f"does not satisfy =={OTHER}.*")
+
+
+def test_what_is_imported_by_name_and_what_the_user_asked_for_are_left_alone(
+    client: Client, bench: Bench
+) -> None:
+    by_name = client.submit(len, args=("abc",))
+    asked = client.submit(work, python=">=3.8")
+    code_in_arguments = client.submit(len, args=([work],))
+
+    assert "python" not in by_name.explain().needs
+    assert asked.explain().needs.endswith("python >=3.8")
+    assert code_in_arguments.explain().needs.endswith(f"python =={OWN}.*")
+
+
+@pytest.mark.usefixtures("remotely")
+def test_one_item_with_code_in_it_decides_for_its_array(bench: Bench) -> None:
+    @gl.remote(isolation="warm")
+    def size(x: object) -> int:
+        return len(str(x))
+
+    warm = size.map([1, work])
+    plain = size.options(isolation="fresh").map([1, 2])
+
+    for job in (*warm.jobs, *plain.jobs):
+        assert job.explain().needs.endswith(f"python =={OWN}.*")

@@ -56,6 +56,22 @@ def test_a_job_starts_no_private_set_up_of_its_own() -> None:
         resolve_target(environ={**HERE, "GPULAYER_JOB_ID": "j_1"})
 
 
+def test_inside_a_job_of_a_private_set_up_its_queue_and_store_are_meant() -> None:
+    inside = {
+        "GPULAYER_JOB_ID": "j_1",
+        "GPULAYER_REDIS_URL": "unix:///run/q",
+        "GPULAYER_STORE": "/state/store",
+    }
+    for name in (None, "local"):
+        target = resolve_target(name, environ={**HERE, **inside})
+        assert (target.url, str(target.store)) == ("unix:///run/q", "/state/store")
+        assert target.is_trusted
+        assert not target.is_private
+
+    named = resolve_target(redis="redis://other", environ={**HERE, **inside})
+    assert not named.is_trusted
+
+
 def test_an_address_that_cannot_be_read_is_refused() -> None:
     with pytest.raises(BadSetting, match="redis://"):
         resolve_target(redis="http://queue", environ=HERE)
