@@ -317,4 +317,7 @@ class Agent:
         shop.cleaner.stop()
         shop.groups.close()
         self._broker.close()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # Python takes its handlers away at its end: one more signal must not turn this exit into a death.
+            signal.signal(number, signal.SIG_IGN)
         log.info("worker %s has stopped", self.options.name)
