@@ -43,6 +43,8 @@ SETTINGS = {
     "log_tail_bytes": "the live log that the queue keeps of one rank",
     "log_bytes": "the most that is kept of one rank's whole log",
     "queued_jobs": "how many jobs may wait in a namespace",
+    "cache_bytes": "how large a worker's cache grows before what was not used for longest is removed",
+    "job_processes": "how many processes and threads one job may have, where the system has control groups",
     "result_keep_s": "how long results are kept",
     "job_keep_s": "how long records of finished jobs are kept",
     "outputs_keep_s": "read and passed on; nothing deletes outputs of the private store yet",
@@ -62,6 +64,9 @@ JOB_VARIABLES = {
     "GPULAYER_OUTPUTS": "the folder whose files are returned",
     "GPULAYER_SCRATCH": "a folder of the attempt, removed with it",
     "GPULAYER_CACHE": "a folder that this worker's jobs share and that stays",
+    "GPULAYER_OWNER": "who submitted the job; what it submits itself is theirs too (private set-up)",
+    "GPULAYER_REDIS_URL": "the queue, for what the job submits itself (private set-up only)",
+    "GPULAYER_STORE": "the store, for what the job submits itself (private set-up only)",
     "GPULAYER_RESUME": "empty: checkpoints are not handed out yet",
     "GPULAYER_RANK": "`0` in this release",
     "GPULAYER_WORLD_SIZE": "`1` in this release",
@@ -94,9 +99,18 @@ def cli_page() -> str:
         "with tabs between. An error is one line and an [exit code of its kind](../errors/index.md). `submit` ends\n"
         "with the job's own exit code. Every command has `--help`.\n",
     ]
-    parts += [_command(name, command) for name, command in group.commands.items()]
+    parts += [_command(name, command) for name, command in commands(group).items()]
     parts.append(worker_section())
     return "\n".join(parts)
+
+
+def commands(group: Any) -> dict[str, Any]:
+    """Every command by all its words: `submit`, `resources detect`."""
+    found: dict[str, Any] = {}
+    for name, each in group.commands.items():
+        below = commands(each) if hasattr(each, "commands") else None
+        found |= {name: each} if below is None else {f"{name} {word}": c for word, c in below.items()}
+    return found
 
 
 def worker_section() -> str:

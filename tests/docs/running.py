@@ -14,7 +14,8 @@ from tests.docs.pages import Block
 
 DEADLINE_S = 60.0
 COLUMNS = "110"
-STYLES = re.compile(r"\x1b\[[0-9;]*m")
+# Styles, and a bar from the hiding of the cursor until it is wiped away: nobody finds these on the screen afterwards.
+_UNSEEN = re.compile(r"\x1b\[\?25l.*?\x1b\[\?25h(?:\r\x1b\[1A\x1b\[2K)?|\x1b\[[0-9;]*m", re.S)
 # What differs from run to run, and what stands for it on both sides of a comparison.
 _VARYING = (
     (re.compile(r"\b(j|w)_[0-9a-z]{6,12}\b"), r"\1_ID"),
@@ -42,7 +43,6 @@ class PageFolder:
             "REDIS_URL": redis_url,
             "TERM": "xterm",
             "COLUMNS": COLUMNS,
-            "PYTHONUNBUFFERED": "1",
         }
 
     def run(self, block: Block) -> str:
@@ -78,7 +78,7 @@ def on_terminal(command: list[str], folder: Path, environment: dict[str, str]) -
         )
         os.close(theirs)
         printed = _read_all(ours)
-        return process.wait(DEADLINE_S), STYLES.sub("", printed).replace("\r\n", "\n")
+        return process.wait(DEADLINE_S), _UNSEEN.sub("", printed).replace("\r\n", "\n")
     finally:
         os.close(ours)
 
