@@ -81,6 +81,8 @@ class Machine:
             from gpulayer_broker.local_facts import memory_bytes
 
             return memory_bytes()
+        if self.system == "Darwin":
+            return int(self.output("sysctl", "-n", "hw.memsize") or 0)
         return self._meminfo("MemTotal")
 
     def available_bytes(self) -> int:
@@ -89,7 +91,7 @@ class Machine:
             import psutil
 
             return int(psutil.virtual_memory().available)
-        return self._meminfo("MemAvailable")
+        return self.memory_bytes() if self.system == "Darwin" else self._meminfo("MemAvailable")
 
     def _meminfo(self, name: str) -> int:
         for line in (self.text("/proc/meminfo") or "").splitlines():
