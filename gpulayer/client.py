@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from gpulayer.handle import Job
-from gpulayer.options import FRESH, KNOWN, JobOptions, Plan, plan_of, refuse_unknown
+from gpulayer.options import FRESH, KNOWN, WARM, JobOptions, Plan, plan_of, refuse_unknown
 from gpulayer.payload import PackedFunction, pack_function
 from gpulayer.session import Session
 from gpulayer.submitting import ARRAY_ITEMS, BATCH, Arguments, Order, Submitter
@@ -205,6 +205,32 @@ class Client:
         for order in self._submitter.array_orders(packed, calls, plan, most):
             yield self.submit_order(order), order.count
 
+    def submit_map(
+        self,
+        packed: PackedFunction,
+        calls: Iterable[Arguments],
+        plan: Plan,
+        *,
+        sized: bool,
+        return_exceptions: bool = False,
+        max_in_flight: int = 1000,
+        progress: bool = True,
+    ) -> MapResult[Any]:
+        """Submits the calls of a map: as arrays if they are warm, else as jobs of their own."""
+        from gpulayer.arrays import ArrayResult
+        from gpulayer.mapping import JobsResult, Manner, Window
+
+        if plan.idempotency_key:
+            raise UsageError("idempotency_key names one job: a map has many, so submit them one by one")
+        window = Window(max_in_flight)
+        manner = Manner(plan.name or packed.label, return_exceptions, progress)
+        # An item of an array has no retries of its own.
+        if plan.isolation == WARM and not plan.retries:
+            arrays = self.submit_arrays(packed, calls, plan, ARRAY_ITEMS if sized else window.step)
+            return ArrayResult(self, arrays, manner, sized=sized, window=window)
+        batches = self.submit_calls(packed, calls, plan, BATCH if sized else window.step)
+        return JobsResult(self, batches, manner, sized=sized, window=window)
+
     # Jobs and workers -----------------------------------------------------------------------------------------------
 
     def get(self, job_id: str) -> Job[Any]:
@@ -278,6 +304,12 @@ class Client:
         if outcome == "missing":
             raise JobNotFound(f"no job '{job_id}': gpulayer jobs lists them", value=job_id)
         return outcome != "too_late"
+
+    def retry(self, job_id: str) -> Job[Any]:
+        """Submits what an ended job was again, as a new job."""
+        record = self._session.attempt(lambda queue: queue.record(job_id))
+        new_id = self._submitter.submit_again(record, self._waiter.client)
+        return Job(self, new_id, self._waiter.slot(new_id, submitted=True))
 
     def _cancel_many(self, job_ids: Sequence[str]) -> int:
         asked = 0

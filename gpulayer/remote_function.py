@@ -11,15 +11,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from gpulayer.arrays import ArrayResult
 from gpulayer.by_value import is_local
 from gpulayer.client import Client, default_client
 from gpulayer.handle import Job
-from gpulayer.mapping import JobsResult, Manner, MapResult, Window
-from gpulayer.options import KNOWN_REMOTE, WARM, Plan, RemoteOptions, plan_of, refuse_unknown
+from gpulayer.mapping import MapResult
+from gpulayer.options import KNOWN_REMOTE, Plan, RemoteOptions, plan_of, refuse_unknown
 from gpulayer.payload import PackedFunction, pack_function
-from gpulayer.submitting import ARRAY_ITEMS, BATCH, Arguments
-from gpulayer_broker.errors import UsageError
+from gpulayer.submitting import Arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -142,18 +140,15 @@ class RemoteFunction(Generic[P, R]):
         max_in_flight: int,
         progress: bool,
     ) -> MapResult[R]:
-        plan = self._plan
-        if plan.idempotency_key:
-            raise UsageError("idempotency_key names one job: a map has many, so submit them one by one")
-        window, client, packed = Window(max_in_flight), self._client, self._packed()
-        manner = Manner(plan.name or packed.label, return_exceptions, progress)
-        # An item of an array has no retries of its own.
-        if plan.isolation == WARM and not plan.retries:
-            most = ARRAY_ITEMS if sized else window.step
-            arrays = client.submit_arrays(packed, calls, plan, most)
-            return ArrayResult(client, arrays, manner, sized=sized, window=window)
-        batches = client.submit_calls(packed, calls, plan, BATCH if sized else window.step)
-        return JobsResult(client, batches, manner, sized=sized, window=window)
+        return self._client.submit_map(
+            self._packed(),
+            calls,
+            self._plan,
+            sized=sized,
+            return_exceptions=return_exceptions,
+            max_in_flight=max_in_flight,
+            progress=progress,
+        )
 
     @property
     def _client(self) -> Client:

@@ -25,12 +25,14 @@ from gpulayer.payload import (
     pack_many,
 )
 from gpulayer.session import Session
+from gpulayer_broker import requirements
+from gpulayer_broker.errors import BlobMissing, UsageError
 from gpulayer_broker.functions import Submission
 from gpulayer_broker.items import pack_items
-from gpulayer_broker.job import new_job_id
+from gpulayer_broker.job import JobRecord, new_job_id
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
-from gpulayer_broker.spec import Payload, Spec, encode, request_digest
+from gpulayer_broker.spec import Payload, Spec, decode, encode, message_options, request_digest
 
 BATCH = 500
 BATCH_BYTES = 4 * 1024 * 1024
@@ -112,6 +114,29 @@ class Submitter:
         job_id = self._session.attempt(lambda queue: queue.submit(job, order.plan.needs))
         return job_id, job_id == job.id
 
+    def submit_again(self, record: JobRecord, client: str) -> str:
+        """The id of a new job that is what an ended one was; BlobMissing if its files are no longer kept."""
+        if not record.final:
+            raise UsageError(
+                f"job {record.id} is {record.state}: only what has ended can be run again", job_id=record.id
+            )
+        spec, needs = decode(record.spec), requirements.decode(decode(record.spec).requirements)
+        missing = self._session.store.has(_blobs_of(spec))
+        if missing:
+            raise BlobMissing(
+                f"job {record.id} cannot be run again: its files are no longer kept; submit it anew",
+                job_id=record.id,
+            )
+        plan = Plan(
+            needs,
+            name=record.name,
+            priority=record.priority,
+            on_outage=spec.on_outage,
+            retries=int(message_options(record.spec).get("max_retries") or 0),
+        )
+        again = replace(spec, extra={**spec.extra, "retry_of": record.id})
+        return self.submit(Order(again, plan, record.count), client)[0]
+
     def submit_many(
         self, orders: Iterable[Order], client: Callable[[], str], most: int = BATCH
     ) -> Iterator[list[str]]:
@@ -141,6 +166,12 @@ class Submitter:
             name=spec.name,
             count=order.count,
         )
+
+
+def _blobs_of(spec: Spec) -> set[str]:
+    """The blobs without which the job cannot begin, those that its manifests name apart."""
+    payloads = (spec.call.function, spec.call.arguments) if spec.call else ()
+    return {sha for sha in (spec.source, spec.inputs, *(payload.sha256 for payload in payloads)) if sha}
 
 
 def _batches(

@@ -109,6 +109,16 @@ def decode(data: bytes) -> Spec:
         raise UndecodableSpec(f"not a job's record: {type(error).__name__}: {error}") from None
 
 
+def message_options(data: bytes) -> dict[str, Any]:
+    """The options of an encoded message, such as max_retries."""
+    import orjson
+
+    try:
+        return dict(orjson.loads(data)["options"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UndecodableSpec(f"not a job's record: {type(error).__name__}: {error}") from None
+
+
 def decode_job(raw: Mapping[str, Any]) -> Spec:
     """The spec of a message's `job` argument; UndecodableSpec where a field is missing or of another type."""
     try:
