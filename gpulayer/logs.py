@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,29 +22,33 @@ from gpulayer_broker.job import QUEUED, JobRecord
 from gpulayer_broker.units import format_size
 
 OUT, ERR = "out", "err"
-# Lines of GPUlayer's own: something to know, and the worker that an attempt runs on.
-NOTE, STARTED = "note", "started"
+# GPUlayer's own: something to know, the worker that an attempt runs on, how far the job says that it is (JSON).
+NOTE, STARTED, PROGRESS = "note", "started", "progress"
 SILENCE_S = 5.0
 FIRST_SILENCE_S = 0.2
+# How often a job's progress is looked at, where it is shown.
+PROGRESS_S = 1.0
 COUNT = 200
 INDEX_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some bytes of one stream: out, err, or a line of GPUlayer's own (note, started)."""
+    """Some bytes of one stream: out, err, or GPUlayer's own (note, started, progress)."""
 
     stream: str
     data: bytes
 
 
-def read_log(session: Session, job_id: str, *, rank: int = 0, follow: bool = False) -> Iterator[Piece]:
-    """What the job has written; with `follow`, also what it will write, until it ends."""
+def read_log(
+    session: Session, job_id: str, *, rank: int = 0, follow: bool = False, progress: bool = False
+) -> Iterator[Piece]:
+    """What the job has written; with `follow`, also what it will write, until it ends, and its `progress` if wanted."""
     record = session.attempt(lambda queue: queue.record(job_id))
     if record.final:
         yield from _finished(session, record, rank)
     elif follow:
-        yield from _Follower(session, job_id, rank).pieces(record)
+        yield from _Follower(session, job_id, rank, progress).pieces(record)
     else:
         yield from _Tail(record.attempt, rank).rest(session, session.queue.link, job_id)
 
@@ -52,7 +57,7 @@ def lines(pieces: Iterable[Piece]) -> Iterator[str]:
     """The output as lines; of a line that was redrawn by carriage returns only what was last drawn."""
     pending: dict[str, bytes] = {}
     for piece in pieces:
-        if piece.stream == STARTED:
+        if piece.stream in (STARTED, PROGRESS):
             continue
         *whole, rest = (pending.pop(piece.stream, b"") + piece.data).split(b"\n")
         yield from map(_line, whole)
@@ -130,7 +135,7 @@ class _Tail:
 class _Follower:
     """Follows one job through its attempts; a notice of the queue's says when it has ended."""
 
-    def __init__(self, session: Session, job_id: str, rank: int) -> None:
+    def __init__(self, session: Session, job_id: str, rank: int, progress: bool) -> None:
         self._session = session
         self._job_id = job_id
         self._rank = rank
@@ -138,6 +143,10 @@ class _Follower:
         self._over = False
         self._announced = 0
         self._silence_s = FIRST_SILENCE_S
+        self._most_silence_s = PROGRESS_S if progress else SILENCE_S
+        self._with_progress = progress
+        self._progress = ""
+        self._looked_s = 0.0
 
     def pieces(self, record: JobRecord) -> Iterator[Piece]:
         tail = _Tail(max(1, record.attempt + (record.state == QUEUED)), self._rank)
@@ -178,10 +187,14 @@ class _Follower:
         self._over = bool(self._session.attempt(lambda queue: queue.run(call)))
 
     def _announce(self, record: JobRecord) -> Iterator[Piece]:
-        """Says once an attempt on which worker it runs."""
+        """Says once an attempt on which worker it runs, and how far it is when that has changed."""
+        self._looked_s = time.monotonic()
         if record.state != QUEUED and record.attempt > self._announced:
             self._announced = record.attempt
             yield Piece(STARTED, record.worker.encode())
+        if self._with_progress and record.progress != self._progress:
+            self._progress = record.progress
+            yield Piece(PROGRESS, record.progress.encode())
 
     def _turn(self, link: Link, tail: _Tail) -> Iterator[Piece]:
         """Waits for output or the end, whichever comes first."""
@@ -192,7 +205,9 @@ class _Follower:
         if not reply:
             yield from self._after_silence(tail)
             return
-        if self._announced < tail.attempt:
+        if self._announced < tail.attempt or (
+            self._with_progress and time.monotonic() - self._looked_s > PROGRESS_S
+        ):
             yield from self._announce(self._record())
         for key, entries in reply:
             if key == log_key.encode():
@@ -207,7 +222,7 @@ class _Follower:
         record = self._record()
         yield from self._announce(record)
         tail.ended = tail.ended or record.attempt > tail.attempt
-        self._silence_s = min(SILENCE_S, self._silence_s * 2)
+        self._silence_s = min(self._most_silence_s, self._silence_s * 2)
 
     def _next_attempt(self, tail: _Tail) -> _Tail:
         record = self._record()

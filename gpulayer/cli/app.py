@@ -7,14 +7,18 @@ from typing import Annotated, Any
 import typer
 
 from gpulayer.cli.explain import explain_job
+from gpulayer.cli.gc import collect_garbage
 from gpulayer.cli.jobs import cancel_jobs, fetch_job, list_jobs, show_job, wait_jobs
 from gpulayer.cli.logs import show_logs
 from gpulayer.cli.private import stop_private
 from gpulayer.cli.profiles import list_profiles
 from gpulayer.cli.resources import resources
+from gpulayer.cli.retry import retry_jobs
+from gpulayer.cli.run import run_function
 from gpulayer.cli.status import show_status
 from gpulayer.cli.submit import submit_command
 from gpulayer.cli.worker import worker
+from gpulayer.cli.worker_control import drain_worker, run_worker, start_worker, stop_worker
 from gpulayer.cli.workers import list_workers
 from gpulayer_broker.errors import UnknownName
 
@@ -60,16 +64,23 @@ def _root(
 _VERBATIM = {"allow_interspersed_args": False}
 
 app.command("submit", context_settings=_VERBATIM)(submit_command)
+app.command("run")(run_function)
 app.command("jobs")(list_jobs)
 app.command("show")(show_job)
 app.command("logs")(show_logs)
 app.command("wait")(wait_jobs)
 app.command("cancel")(cancel_jobs)
+app.command("retry")(retry_jobs)
 app.command("outputs")(fetch_job)
 app.command("explain")(explain_job)
+app.command("gc")(collect_garbage)
 app.command("workers")(list_workers)
 app.command("status")(show_status)
 app.command("down")(stop_private)
 app.command("profiles")(list_profiles)
 app.add_typer(resources)
+worker.callback(invoke_without_command=True, no_args_is_help=False, help=run_worker.__doc__)(run_worker)
+worker.command("start")(start_worker)
+worker.command("stop")(stop_worker)
+worker.command("drain")(drain_worker)
 app.add_typer(worker)

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from gpulayer.cli.terminal import progress_text
 from gpulayer.outcome import error_of, exit_code_of
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.job import PRIORITIES, SUCCEEDED, JobRecord
@@ -38,6 +39,8 @@ def job_document(record: JobRecord) -> dict[str, Any]:
         "command": command_of(record),
         "error": _loaded(record.error),
         "usage": _loaded(record.usage),
+        "progress": _loaded(record.progress.encode()),
+        "items": record.count or None,
         "notes": _loaded(record.notes) or [],
         "outputs": record.outputs or None,
     }
@@ -62,8 +65,8 @@ def job_facts(record: JobRecord, worker_name: str) -> list[tuple[str, str]]:
         facts.append(("command", " ".join(command)))
     if usage := _loaded(record.usage):
         facts.append(("usage", _usage(usage)))
-    if record.progress:
-        facts.append(("progress", record.progress))
+    if progress := progress_text(record.progress):
+        facts.append(("progress", progress))
     if record.final and record.state != SUCCEEDED:
         facts.append(("error", _one_line(error_of(record, trusted=False))))
     facts += [("note", str(note)) for note in _loaded(record.notes) or []]

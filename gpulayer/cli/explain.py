@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from gpulayer.cli import options as opt
+from gpulayer.cli.fitting import known_workers
 from gpulayer.cli.output import print_json, print_table, say
+
+if TYPE_CHECKING:
+    from gpulayer.client import Client
+    from gpulayer.explaining import Explanation
+    from gpulayer.options import Plan
 
 
 def explain_job(
@@ -18,14 +25,40 @@ def explain_job(
 
     Example: gpulayer explain j_0123456789ab
     """
+    from gpulayer.position import position_of
+
     with opt.open_client(target, redis) as client:
         found = client.explain(job)
-        state = client.get(job).state
+        record = client.get(job).record
+        place = client._session.attempt(lambda queue: position_of(queue, record))
     if json:
-        print_json({"schema": 1, "id": job, "state": state, "fits": found.fits, **asdict(found)})
+        position = asdict(place) if place else None
+        print_json({"schema": 1, "id": job, "state": record.state, "position": position, **_document(found)})
         return 0
-    say(f"job {job} is {state}; it needs {found.needs}")
+    waits = f" ({place})" if place else ""
+    say(f"job {job} is {record.state}{waits}; it needs {found.needs}")
+    _print(found)
+    return 0
+
+
+def explain_plan(client: Client, plan: Plan, json: bool) -> int:
+    """The same of what is not submitted yet."""
+    from gpulayer.explaining import explain
+
+    found = explain(plan.needs, known_workers(client))
+    if json:
+        print_json({"schema": 1, **_document(found)})
+        return 0
+    say(f"not submitted; it needs {found.needs}")
+    _print(found)
+    return 0
+
+
+def _document(found: Explanation) -> dict[str, Any]:
+    return {"fits": found.fits, **asdict(found)}
+
+
+def _print(found: Explanation) -> None:
     rows = [(each.worker, each.fits, "; ".join(each.reasons), each.provides) for each in found.workers]
     print_table(("worker", "fits", "reasons", "provides"), rows)
     say(found.summary)
-    return 0

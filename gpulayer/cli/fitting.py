@@ -25,7 +25,7 @@ def check_fit(client: Client, needs: Requirements, *, must_fit: bool) -> None:
         return
     from gpulayer.explaining import explain
 
-    found = explain(needs, _known_workers(client))
+    found = explain(needs, known_workers(client))
     if found.fits != "never":
         return
     if must_fit:
@@ -33,7 +33,7 @@ def check_fit(client: Client, needs: Requirements, *, must_fit: bool) -> None:
     say(f"gpulayer: warning: {found.summary}; the job waits until one comes that can")
 
 
-def _known_workers(client: Client) -> Sequence[WorkerRecord]:
+def known_workers(client: Client) -> Sequence[WorkerRecord]:
     """The workers; the private set-up has one, which may just be starting."""
     end = time.monotonic() + WORKER_START_S
     while not (workers := client.workers()) and client.target.is_private and time.monotonic() < end:

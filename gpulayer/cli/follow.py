@@ -44,11 +44,15 @@ def follow(client: Client, job: Job[Any], outputs_to: Path | None, *, quiet_stdo
 
 def _show_output(client: Client, job: Job[Any], quiet_stdout: bool) -> None:
     terminal = Terminal(out=sys.stderr.buffer if quiet_stdout else None)
-    for piece in read_log(client._session, job.id, follow=True):
-        if piece.stream == STARTED:
-            say(f"job {job.id} runs on {client.worker_name(piece.data.decode())}")
-        else:
-            terminal.write(piece)
+    try:
+        for piece in read_log(client._session, job.id, follow=True, progress=terminal.shows_progress):
+            if piece.stream == STARTED:
+                terminal.erase()
+                say(f"job {job.id} runs on {client.worker_name(piece.data.decode())}")
+            else:
+                terminal.write(piece)
+    finally:
+        terminal.erase()
 
 
 def _ended(client: Client, record: JobRecord) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,14 +71,16 @@ def show_job(
     Example: gpulayer show j_0123456789ab
     """
     from gpulayer.cli.documents import job_document, job_facts
+    from gpulayer.position import position_of
 
     with opt.open_client(target, redis) as client:
         record = client.get(job).record
         worker = client.worker_name(record.worker) if record.worker else ""
+        place = client._session.attempt(lambda queue: position_of(queue, record))
     if json:
-        print_json(job_document(record))
+        print_json({**job_document(record), "position": asdict(place) if place else None})
     else:
-        print_facts(job_facts(record, worker))
+        print_facts([*job_facts(record, worker), *([("position", str(place))] if place else [])])
     return 0
 
 
@@ -114,16 +117,37 @@ def _waited(handle: Job[Any], end: float | None) -> JobRecord:
     return handle.record
 
 
-def cancel_jobs(job: opt.JobsArgument, target: opt.TargetOption = None, redis: opt.RedisOption = None) -> int:
+def cancel_jobs(
+    job: opt.JobsArgument,
+    target: opt.TargetOption = None,
+    redis: opt.RedisOption = None,
+    json: opt.JsonOption = False,
+) -> int:
     """Ask for the end of jobs: a waiting one ends at once, a running one by TERM, then KILL.
 
     Example: gpulayer cancel j_0123456789ab
     """
+    documents = []
     with opt.open_client(target, redis) as client:
         for job_id in job:
             asked = client.cancel(job_id)
-            state = client.get(job_id).state
-            say(f"job {job_id}: {state if asked and state == 'cancelled' else _asked(asked, state)}")
+            record = client.get(job_id).record
+            documents.append(
+                {
+                    "schema": 1,
+                    "id": job_id,
+                    "asked": asked,
+                    "state": record.state,
+                    "end_reason": record.end_reason or None,
+                }
+            )
+    if json:
+        print_json(documents if len(job) > 1 else documents[0])
+        return 0
+    for told in documents:
+        cancelled = told["asked"] and told["state"] == "cancelled"
+        text = told["state"] if cancelled else _asked(bool(told["asked"]), str(told["state"]))
+        say(f"job {told['id']}: {text}")
     return 0
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpulayer.cli import options as opt
+
+if TYPE_CHECKING:
+    from gpulayer.logs import Piece
 
 
 def show_logs(
@@ -17,6 +21,7 @@ def show_logs(
     ] = 0,
     target: opt.TargetOption = None,
     redis: opt.RedisOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON document for each line.")] = False,
 ) -> int:
     """Show a job's output.
 
@@ -24,14 +29,44 @@ def show_logs(
     """
     from gpulayer.cli.output import say
     from gpulayer.cli.terminal import Terminal, only
-    from gpulayer.logs import ERR, NOTE, OUT, read_log
+    from gpulayer.logs import ERR, NOTE, OUT, PROGRESS, read_log
 
     terminal = Terminal()
     with opt.open_client(target, redis) as client:
+        progress = follow and not json and terminal.shows_progress
+        pieces = read_log(client._session, job, rank=rank, follow=follow, progress=progress)
         try:
-            for piece in only(read_log(client._session, job, rank=rank, follow=follow), (OUT, ERR, NOTE)):
+            if json:
+                _print_documents(pieces)
+                return 0
+            for piece in only(pieces, (OUT, ERR, NOTE, PROGRESS)):
                 terminal.write(piece)
         except KeyboardInterrupt:
+            terminal.erase()
             say(f"no longer following: job {job} goes on")
             return 130
+        terminal.erase()
     return 0
+
+
+def _print_documents(pieces: Iterable[Piece]) -> None:
+    """A document a line of output: its stream and its text."""
+    from gpulayer.logs import ERR, NOTE, OUT
+
+    pending = {OUT: b"", ERR: b"", NOTE: b""}
+    for piece in pieces:
+        if piece.stream in pending:
+            whole = pending[piece.stream] + piece.data + (b"\n" if piece.stream == NOTE else b"")
+            *lines, pending[piece.stream] = whole.split(b"\n")
+            for line in lines:
+                _print_document(piece.stream, line)
+    for stream, rest in pending.items():
+        if rest:
+            _print_document(stream, rest)
+
+
+def _print_document(stream: str, line: bytes) -> None:
+    import orjson
+
+    text = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
+    print(orjson.dumps({"stream": stream, "text": text}).decode(), flush=True)

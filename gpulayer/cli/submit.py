@@ -66,6 +66,9 @@ def submit_command(
         typer.Option("--idempotency-key", metavar="KEY", help="The same key submits the same job once."),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and leave.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say which workers could take it, and submit nothing.")
+    ] = False,
     must_fit: Annotated[
         bool, typer.Option("--must-fit", help="Refuse what no known worker can ever run.")
     ] = False,
@@ -112,6 +115,10 @@ def submit_command(
     plan = plan_of(wanted, flags=True)
     files = Files(source, input or [], output or [], not no_ship)
     with opt.open_client(target, redis) as client:
+        if explain:
+            from gpulayer.cli.explain import explain_plan
+
+            return explain_plan(client, plan, json)
         return _submit(client, command or [], plan, files, must_fit, _Ending(detach, json, outputs_to))
 
 
