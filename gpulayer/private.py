@@ -80,10 +80,10 @@ def down() -> list[str]:
     from gpulayer.supervisor import STOP_MARGIN_S, stop_worker
 
     folders = locate_folders().create()
-    grace_s = load_settings().term_grace_s + STOP_MARGIN_S
+    grace_s = load_settings().term_grace_s
     before = {name: pid for name, pid in _process_ids(folders).items() if pid is not None}
     if "supervisor" in before:
-        _stop_supervisor(folders, before["supervisor"], 2 * grace_s + STOP_DEADLINE_S)
+        _stop_supervisor(folders, before["supervisor"], 2 * grace_s + 2 * STOP_MARGIN_S + STOP_DEADLINE_S)
     stop_worker(folders.worker_lock(worker_name()), None, grace_s)
     stop_server(folders)
     return [f"{name} (pid {pid})" for name, pid in before.items()]

@@ -2,8 +2,8 @@
 
 One supervisor lives for a state folder, by a lock that it holds for life. It sees the end of what it keeps by the
 locks that server and worker hold for life, so what a former supervisor started is kept as well as its own. It stops
-all when no client has been connected and no job been open for a while, or at SIGTERM; a second SIGTERM kills a worker
-that takes its time. The queue's data stay. Nothing here listens, on TCP or otherwise.
+all when no client has been connected and no job been open for a while, or at SIGTERM; a worker that takes its time
+then hands back what it runs, at once after a second SIGTERM. The queue's data stay. Nothing here listens, on TCP or otherwise.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from gpulayer_broker.embedded import (
     sync_data,
     terminate_server,
 )
-from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable
+from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable, StoreError
 from gpulayer_broker.folders import Folders
 from gpulayer_broker.locks import FileLock, block_until_free, holder_pid, is_held
 from gpulayer_broker.settings import Settings
+from gpulayer_broker.store.local import LocalStore
 
 log = logging.getLogger("gpulayer.supervisor")
 
@@ -43,6 +44,7 @@ LOG_MOST_BYTES = 4 * 1024 * 1024
 LOG_KEPT_BYTES = 1024 * 1024
 CHECK_MOST_S = 5.0
 SYNC_EVERY_S = 1.0
+TIDY_EVERY_S = 3600.0
 KEEPER_JOIN_S = 0.2
 LOAD_DEADLINE_S = 600.0
 STOP_MARGIN_S = 20.0
@@ -93,7 +95,7 @@ class Supervisor:
         self._served = threading.Event()
         self._keepers = [
             threading.Thread(target=self._guarded, args=(keep,), name=keep.__name__, daemon=True)
-            for keep in (self._keep_server, self._keep_worker, self._keep_synced)
+            for keep in (self._keep_server, self._keep_worker, self._keep_synced, self._keep_tidy)
         ]
         self._server_since = math.inf
         self._exit_code = 0
@@ -192,6 +194,19 @@ class Supervisor:
                     log.error("the queue's file cannot be synced: %s", error)
                 failed = True
 
+    def _keep_tidy(self) -> None:
+        """What nobody has used for the retention of outputs leaves the store."""
+        store = LocalStore(self._folders.store)
+        while True:
+            try:
+                report = store.gc(self._settings.outputs_keep_s)
+                if report.blobs:
+                    log.info("%d blobs left the store, %d bytes", report.blobs, report.total_bytes)
+            except (OSError, StoreError) as error:
+                log.error("the store cannot be tidied: %s", error)
+            if self._stopping.wait(TIDY_EVERY_S):
+                return
+
     def _start_worker(self) -> subprocess.Popen[bytes] | None:
         """The worker's process, unless the end has begun: then nobody would stop it."""
         with self._starting, open(worker_log(self._folders), "ab") as output:
@@ -241,8 +256,8 @@ class Supervisor:
         stop_worker(
             self._worker_lock,
             child,
-            self._settings.term_grace_s + STOP_MARGIN_S,
-            hurry=lambda: self._signals > 1,
+            self._settings.term_grace_s,
+            hurry=lambda signals: self._signals > signals,
         )
         try:
             stop_server(self._folders)
@@ -259,9 +274,13 @@ def stop_worker(
     lock_path: Path,
     child: subprocess.Popen[bytes] | None,
     grace_s: float,
-    hurry: Callable[[], bool] = lambda: False,
+    hurry: Callable[[int], bool] = lambda signals: False,
 ) -> int | None:
-    """TERM the worker, wait, KILL it at the end of the grace or in a hurry; its process id, if there was one."""
+    """Its process id, if there was one: TERM, at the end of the grace or in a hurry a second, and at last KILL.
+
+    The second TERM makes it hand back what still runs, so that no job is counted as lost. `hurry` tells whether more
+    signals than so many have come.
+    """
     pid = child.pid if child is not None and child.poll() is None else holder_pid(lock_path)
     if pid is None:
         return None
@@ -269,16 +288,19 @@ def stop_worker(
     def is_gone() -> bool:
         return (child is None or child.poll() is not None) and not is_held(lock_path)
 
-    _signal(pid, signal.SIGTERM)
-    end = time.monotonic() + grace_s
-    while not is_gone() and time.monotonic() < end and not hurry():
-        time.sleep(0.01)
-    if not is_gone():
-        log.warning("worker %d does not end: killing it", pid)
-        _signal(pid, signal.SIGKILL)
-        end = time.monotonic() + STOP_MARGIN_S
-        while not is_gone() and time.monotonic() < end:
+    def gone_within(patience_s: float, cut_short: Callable[[], bool] = lambda: False) -> bool:
+        end = time.monotonic() + patience_s
+        while not is_gone() and time.monotonic() < end and not cut_short():
             time.sleep(0.01)
+        return is_gone()
+
+    _signal(pid, signal.SIGTERM)
+    if not gone_within(grace_s, lambda: hurry(1)):
+        _signal(pid, signal.SIGTERM)
+        if not gone_within(grace_s + STOP_MARGIN_S, lambda: hurry(2)):
+            log.warning("worker %d does not end: killing it", pid)
+            _signal(pid, signal.SIGKILL)
+            gone_within(STOP_MARGIN_S)
     return pid
 
 

@@ -47,7 +47,7 @@ SETTINGS = {
     "job_processes": "how many processes and threads one job may have, where the system has control groups",
     "result_keep_s": "how long results are kept",
     "job_keep_s": "how long records of finished jobs are kept",
-    "outputs_keep_s": "read and passed on; nothing deletes outputs of the private store yet",
+    "outputs_keep_s": "how long the private store keeps what nobody has used",
 }
 OTHER_VARIABLES = {
     "GPULAYER_STATE_DIR": "folder of the private set-up's data, absolute",

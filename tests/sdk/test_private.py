@@ -221,7 +221,7 @@ def test_down_stops_what_a_killed_supervisor_left(folders: Folders, worker: list
     assert not any(is_running(pid) for pid in pids.values())
 
 
-def test_a_second_term_kills_a_worker_that_does_not_end(folders: Folders, tmp_path: Path) -> None:
+def test_a_third_term_kills_a_worker_that_does_not_end(folders: Folders, tmp_path: Path) -> None:
     start(worker_program(tmp_path, stubborn=True), term_grace_s=600).close()
     stubborn, supervisor = pid_of("worker"), pid_of("supervisor")
     wait_until(lambda: "arguments" in (folders.state / "worker.log").read_text(), 10, "the worker is up")
