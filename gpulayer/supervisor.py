@@ -3,7 +3,8 @@
 One supervisor lives for a state folder, by a lock that it holds for life. It sees the end of what it keeps by the
 locks that server and worker hold for life, so what a former supervisor started is kept as well as its own. It stops
 all when no client has been connected and no job been open for a while, or at SIGTERM; a worker that takes its time
-then hands back what it runs, at once after a second SIGTERM. The queue's data stay. Nothing here listens, on TCP or otherwise.
+then hands back what it runs, at once after a second SIGTERM. The queue's data stay. Nothing here listens, on TCP or
+otherwise.
 """
 
 from __future__ import annotations
