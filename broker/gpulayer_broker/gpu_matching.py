@@ -22,7 +22,16 @@ def _kinds(req: Requirements) -> tuple[str, ...]:
 
 
 def _of_kind(req: Requirements, caps: Capabilities) -> list[Numbered]:
-    return [(number, group) for number, group in enumerate(caps.groups) if group.kind in _kinds(req)]
+    """Those of the right kind; slices only for a job that takes one, for a process can use no second."""
+    return [
+        (number, group)
+        for number, group in enumerate(caps.groups)
+        if group.kind in _kinds(req) and (req.gpus < 2 or not _is_slice(group))
+    ]
+
+
+def _is_slice(group: DeviceGroup) -> bool:
+    return "mig" in _words(group.model)
 
 
 def usable_groups(req: Requirements, caps: Capabilities) -> tuple[int, ...]:
@@ -101,6 +110,8 @@ def judge_gpus(req: Requirements, caps: Capabilities) -> list[str]:
 
 
 def _no_accelerator(req: Requirements, caps: Capabilities) -> str:
+    if any(group.kind in _kinds(req) for group in caps.groups):
+        return f"needs {gpus_text(req.gpus)}, has only MIG slices, of which a process can use one"
     if req.accelerator == "gpu":
         return f"needs {gpus_text(req.gpus)}, has 0"
     return f"accelerator '{req.accelerator}' not available (has {', '.join(('cpu', *caps.kinds))})"

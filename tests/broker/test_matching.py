@@ -288,3 +288,22 @@ def test_a_worker_that_could_never_run_it_is_never_called_busy() -> None:
 
 def test_a_job_that_nothing_stands_against_fits() -> None:
     assert explain(build_requirements(), machine()) == [Reason("yes", "fits")]
+
+
+MIG = DeviceGroup("cuda", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5 * GIB, 7)
+
+
+def test_a_job_gets_one_slice_and_never_two() -> None:
+    assert groups({"gpus": 1}, groups=(MIG,)) == (0,)
+    assert texts({"gpus": 2}, groups=(MIG,)) == [
+        "needs 2 GPUs, has only MIG slices, of which a process can use one"
+    ]
+    assert groups({"gpus": 2}, groups=(A100, MIG)) == (0,)
+
+
+def test_where_jobs_share_gpus_each_must_say_how_much_memory_it_needs() -> None:
+    shared: dict[str, Any] = {"groups": (T4,), "features": ("gpu-share",)}
+
+    assert groups({"gpus": 1, "gpu_memory": "4GiB"}, **shared) == (0,)
+    assert texts({"gpus": 1}, **shared) == ["gpu_memory not given, and jobs share the GPUs"]
+    assert groups({"accelerator": "any"}, **shared) == ()

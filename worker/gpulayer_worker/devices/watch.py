@@ -106,6 +106,8 @@ class Watch(threading.Thread):
 
     def fresh(self) -> Sight:
         """What is true now, asked of the driver unless that was just done; a silent driver is waited for once."""
+        if threading.current_thread() is self:
+            return self.sight  # it cannot wait for its own answer
         asked_s = time.monotonic()
         with self._changed:
             if self._sight is None or not self._sight.answers or not self._sight.usable:
@@ -138,14 +140,21 @@ class Watch(threading.Thread):
     def run(self) -> None:
         try:
             while not self._stopping:
-                self._keep_time(time.monotonic())
-                self._tell()
-                self._listen()
+                self._turn()
         finally:
             for child in (self._serving, self._coming):
                 if child is not None:
                     child.kill()
             os.close(self._wake_reader)
+
+    def _turn(self) -> None:
+        try:
+            self._keep_time(time.monotonic())
+            self._tell()
+            self._listen()
+        except Exception:  # the thread must go on: without it GPUs would never be offered again
+            log.exception("watching the devices")
+            time.sleep(RETRY_S)
 
     def _listen(self) -> None:
         children = [child for child in (self._serving, self._coming) if child is not None]
