@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gpulayer_broker.workers import WorkerRecord
 
 START_S = 30.0
+# Workers that were started from here go on when this process ends: nobody is to clean up after them.
+_started: list[subprocess.Popen[bytes]] = []
 POLL_S = 0.05
 
 Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="The worker's name (the host's).")]
@@ -95,6 +97,7 @@ def start_worker(
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True
         )
+    _started.append(process)
     _until_online(process, redis, name, log, begin)
     if json:
         print_json({"schema": 1, "name": name, "pid": process.pid, "log": str(log)})
