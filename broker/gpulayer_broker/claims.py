@@ -28,6 +28,7 @@ class Question:
 
     nonce: str
     sent_s: float
+    lots: tuple[DeviceLot, ...] = ()
     again: bool = False
 
 
@@ -129,12 +130,15 @@ class Claims:
             return answer
 
     def _question(self) -> Question:
-        """A new claim, or the one whose answer never came: what it granted is held for this worker."""
-        asked = self._unanswered
+        """A new claim, or the one whose answer never came: what it granted is held for this worker.
+
+        The devices are looked at first, which may take a while: leases count from when the claim is sent.
+        """
+        lots, asked = self.lots(), self._unanswered
         if asked:
-            self._unanswered = Question(asked.nonce, asked.sent_s, again=True)
+            self._unanswered = Question(asked.nonce, asked.sent_s, lots, again=True)
         else:
-            self._unanswered = Question(secrets.token_hex(16), lease_clock_s())
+            self._unanswered = Question(secrets.token_hex(16), lease_clock_s(), lots)
         return self._unanswered
 
     def _offer(self, question: Question, most: int) -> Offer:
@@ -145,7 +149,7 @@ class Claims:
             nonce=question.nonce,
             lease_ms=int(self.lease_s * 1000),
             disk_mib=self.disk_mib(),
-            lots=self.lots(),
+            lots=question.lots,
         )
 
     def _is_stranger(self, claimed: Claimed) -> bool:
