@@ -158,6 +158,9 @@ class Keys:
     def blob(self, sha256: str, chunk: int) -> str:
         return f"{self.root}blob:{sha256}:{chunk}"
 
+    def array(self, job_id: str) -> str:
+        return f"{self.root}array:{job_id}"
+
     def pages(self, job_id: str) -> str:
         return f"{self.root}pages:{job_id}"
 

@@ -228,6 +228,11 @@ class Queue:
             found.update((start, page) for start, page in pages if page is not None)
         return found
 
+    def item_counts(self, array_id: str) -> tuple[int, int]:
+        """How many items of an array have ended, and how many of these badly."""
+        done, failed = self.link.call("HMGET", self.keys.array(array_id), "done", "failed")
+        return int(done or 0), int(failed or 0)
+
     def open_jobs(self, logical_queue: str) -> int:
         """Jobs of a logical queue that are not final: waiting, delayed and in flight."""
         return int(self.link.call("HGET", self.keys.named("open"), logical_queue) or 0)
