@@ -6,9 +6,9 @@ handle of the same job (`gl.Client().get(id)`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, cast
 
 from gpulayer.outcome import value_of
 from gpulayer_broker.errors import WaitTimeout
@@ -21,9 +21,18 @@ if TYPE_CHECKING:
     from gpulayer.waiter import Notice, Slot
     from gpulayer_broker.job import JobRecord
 
+P = ParamSpec("P")
+T = TypeVar("T")
 R = TypeVar("R", covariant=True)
 
 RUNS_FOLDER = "gpulayer_runs"
+
+
+async def to_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What the function returns, called beside the event loop."""
+    import asyncio
+
+    return await asyncio.to_thread(function, *args, **kwargs)
 
 
 class Job(Generic[R]):
@@ -94,9 +103,15 @@ class Job(Generic[R]):
         return self._awaited().__await__()
 
     async def _awaited(self) -> R:
-        """The result, without blocking the event loop while it is waited for or read."""
+        await self._ended()
+        return await to_thread(self.result)
+
+    async def _ended(self) -> None:
+        """Returns when it has ended, without blocking the event loop meanwhile."""
         import asyncio
 
+        if self._slot.notice is not None:
+            return
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
@@ -108,12 +123,11 @@ class Job(Generic[R]):
             loop.call_soon_threadsafe(finish)
 
         waiter = self._client._waiter
-        await asyncio.to_thread(waiter.listen, self._slot, told)
+        await to_thread(waiter.listen, self._slot, told)
         try:
             await ended
         finally:
             waiter.ignore(self._slot, told)
-        return await asyncio.to_thread(self.result)
 
     def logs(self, follow: bool = False, rank: int = 0) -> Iterator[str]:
         """The lines of its output, stdout and stderr in the order they were written; `follow` until it ends."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from gpulayer.handle import Job
+from gpulayer.handle import Job, to_thread
 from gpulayer.watching import watched
 from gpulayer_broker.errors import BadRequirement
 
@@ -131,6 +131,16 @@ class MapResult(ABC, Generic[R]):
     def results(self) -> list[R]:
         """All results, in the order of the inputs."""
         return list(self)
+
+    def __await__(self) -> Generator[None, None, list[R]]:
+        """All results, without blocking the event loop: `await square.map(range(3))`."""
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> list[R]:
+        if self._sized:
+            for job in self.jobs:
+                await job._ended()
+        return await to_thread(self.results)
 
     def as_completed(self) -> Iterator[Item[R]]:
         """The calls in the order in which they end; `.result()` of each is there at once."""

@@ -40,7 +40,7 @@ def job_document(record: JobRecord) -> dict[str, Any]:
         "error": _loaded(record.error),
         "usage": _loaded(record.usage),
         "progress": _loaded(record.progress.encode()),
-        "items": record.count or None,
+        "items": {"count": record.count} if record.is_array else None,
         "notes": _loaded(record.notes) or [],
         "outputs": record.outputs or None,
     }

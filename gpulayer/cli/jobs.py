@@ -77,11 +77,21 @@ def show_job(
         record = client.get(job).record
         worker = client.worker_name(record.worker) if record.worker else ""
         place = client._session.attempt(lambda queue: position_of(queue, record))
+        items = client._session.attempt(lambda queue: queue.item_counts(job)) if record.is_array else None
     if json:
-        print_json({**job_document(record), "position": asdict(place) if place else None})
+        position = asdict(place) if place else None
+        print_json({**job_document(record), "position": position, "items": _items(record, items)})
     else:
-        print_facts([*job_facts(record, worker), *([("position", str(place))] if place else [])])
+        facts = job_facts(record, worker)
+        if items:
+            facts.append(("items", f"{items[0]} of {record.count} ended, {items[1]} of them failed"))
+        print_facts([*facts, *([("position", str(place))] if place else [])])
     return 0
+
+
+def _items(record: JobRecord, counts: tuple[int, int] | None) -> dict[str, int] | None:
+    """How far an array is; None for a plain job."""
+    return {"count": record.count, "ended": counts[0], "failed": counts[1]} if counts else None
 
 
 def wait_jobs(

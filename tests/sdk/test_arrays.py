@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import pickle
@@ -404,3 +405,24 @@ def test_ten_thousand_items_cost_little(bench: Bench) -> None:
     assert values == [2 * n for n in range(10_000)]
     # A budget of 0.1 ms an item in all; the client's share is a fifth of that on a slow machine.
     assert submitted_s + read_s < 10_000 * 0.02e-3, f"submitted {submitted_s:.3f} s, read {read_s:.3f} s"
+
+
+@pytest.mark.parametrize("isolation", ["warm", "fresh"])
+def test_a_map_can_be_awaited(bench: Bench, isolation: str) -> None:
+    async def both() -> list[list[int]]:
+        maps = [double.options(isolation=isolation).map([1, 2]) for _ in range(2)]
+        waiting = [asyncio.ensure_future(_values(each)) for each in maps]
+        await asyncio.sleep(0)
+        for job in [job for each in maps for job in each.jobs]:
+            if job.record.is_array:
+                await asyncio.to_thread(bench.serve_array, job.id, doubled)
+            else:
+                await asyncio.to_thread(bench.give, job.id, 7)
+        return await asyncio.gather(*waiting)
+
+    expected = [2, 4] if isolation == "warm" else [7, 7]
+    assert asyncio.run(both()) == [expected, expected]
+
+
+async def _values(results: gl.MapResult[int]) -> list[int]:
+    return await results

@@ -50,6 +50,7 @@ def maps() -> None:
 
 async def awaits() -> None:
     assert_type(await double.delay(3), int)
+    assert_type(await double.map([3]), list[int])
 
 
 def clients() -> None:

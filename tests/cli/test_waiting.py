@@ -1,0 +1,175 @@
+"""What is said of jobs that wait and of jobs that run: their place, who could take them, how far they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulayer.cli.terminal import progress_text
+from gpulayer_broker import functions as fn
+from gpulayer_broker.functions import Running
+from tests.cli.conftest import Cli
+from tests.queueing import LEASE_MS
+from tests.sdk.benches import Bench, bad, good
+from tests.support import wait_until
+
+
+def submitted(cli: Cli, *options: str) -> str:
+    return cli("submit", "-d", *options, "--", "true").out.strip()
+
+
+def position(cli: Cli, job_id: str) -> dict[str, object] | None:
+    shown = json.loads(cli("show", job_id, "--json").out)["position"]
+    explained = json.loads(cli("explain", job_id, "--json").out)["position"]
+    assert (shown and shown["ahead"]) == (explained and explained["ahead"])
+    return dict(shown) if shown else None
+
+
+def test_a_waiting_job_shows_how_many_are_ahead(cli: Cli, bench: Bench) -> None:
+    low, first, second = submitted(cli, "--priority", "low"), submitted(cli), submitted(cli)
+    for job_id, ahead in ((first, 0), (second, 1), (low, 2)):
+        place = position(cli, job_id)
+        assert place is not None
+        assert place["ahead"] == ahead
+    high = submitted(cli, "--priority", "high")
+
+    assert position(cli, first) == {"ahead": 1, "oldest_s": pytest.approx(0, abs=5), "more": False}
+    assert "position    3 jobs ahead, the oldest has waited" in cli("show", low).out
+    assert "(next)" in cli("explain", high).err
+    bench.take(high)
+    assert position(cli, high) is None
+    assert position(cli, first) == {"ahead": 0, "oldest_s": None, "more": False}
+
+
+def test_only_jobs_that_want_the_same_workers_are_ahead(cli: Cli, bench: Bench) -> None:
+    submitted(cli, "--accelerator", "cuda")
+    other_needs = submitted(cli, "--memory", "1GB")
+    delayed_behind = submitted(cli)
+
+    assert position(cli, other_needs) == {"ahead": 0, "oldest_s": None, "more": False}
+    assert (position(cli, delayed_behind) or {})["ahead"] == 1
+
+
+def test_explain_before_a_submit_submits_nothing(cli: Cli, bench: Bench) -> None:
+    outcome = cli("submit", "--explain", "--framework", "jax>=0.4", "--", "python", "train.py")
+
+    worker, fits, reasons, _ = outcome.out.strip().split("\t")
+    assert (worker, fits, reasons) == ("alpha", "never", "framework 'jax' not installed")
+    assert "not submitted; it needs" in outcome.err
+    document = json.loads(cli("submit", "--explain", "--json", "--", "true").out)
+    assert (document["fits"], document["workers"][0]["worker"]) == ("yes", "alpha")
+    assert cli("jobs").out == ""
+
+
+def test_an_array_shows_how_far_it_is(cli: Cli, bench: Bench) -> None:
+    import gpulayer.client as clients
+    from gpulayer.options import plan_of
+    from gpulayer.payload import pack_function
+    from gpulayer.submitting import Arguments
+
+    with clients.Client() as client:
+        plan = plan_of({"isolation": "warm"})
+        calls: list[Arguments] = [((n,), {}) for n in range(3)]
+        (job,) = client.submit_map(pack_function(abs), calls, plan, sized=True).jobs
+        bench.serve_array(job.id, lambda n: bad(ValueError("no")) if n else good(n), chunks=2, us_each=20_000)
+
+    assert "items       2 of 3 ended, 1 of them failed" in cli("show", job.id).out
+    assert json.loads(cli("show", job.id, "--json").out)["items"] == {"count": 3, "ended": 2, "failed": 1}
+
+
+def test_logs_as_documents_are_a_line_each_with_their_stream(cli: Cli, bench: Bench) -> None:
+    job_id = submitted(cli)
+    grant = bench.take(job_id)
+    bench.hand.run(fn.log(job_id, grant.token, 0, "out", 0, b"one\n10%\r50%\rtwo\n"))
+    bench.hand.run(fn.log(job_id, grant.token, 0, "err", 16, b"three"))
+
+    documents = [json.loads(line) for line in cli("logs", "--json", job_id).out.splitlines()]
+    assert documents == [
+        {"stream": "out", "text": "one"},
+        {"stream": "out", "text": "two"},
+        {"stream": "err", "text": "three"},
+    ]
+
+
+def test_cancel_as_a_document_tells_why_it_ended(cli: Cli, bench: Bench) -> None:
+    done = submitted(cli)
+    bench.end(done)
+    waiting = submitted(cli)
+
+    first, second = json.loads(cli("cancel", waiting, done, "--json").out)
+    assert (first["asked"], first["state"], first["end_reason"]) == (True, "cancelled", "cancelled")
+    assert (second["asked"], second["state"], second["end_reason"]) == (False, "succeeded", None)
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ('{"done": 15, "total": 30}', f"[{'#' * 15}{'.' * 15}] 15 of 30 (50%)"),
+        ('{"done": 2.5, "total": 2}', f"[{'#' * 30}] 2.5 of 2 (100%)"),
+        ('{"done": 1, "total": 0}', ""),
+        ('{"done": "x", "total": 3}', ""),
+        ("[1]", ""),
+        ("", ""),
+    ],
+)
+def test_progress_is_shown_where_it_makes_sense(told: str, shown: str) -> None:
+    assert progress_text(told) == shown
+
+
+class Screen:
+    """A command line on a terminal, and what it has drawn."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._master, slave = pty.openpty()
+        command = [sys.executable, "-c", "from gpulayer.cli import main; main()", *arguments]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, cwd=folder, env=os.environ.copy()
+        )
+        os.close(slave)
+        os.set_blocking(self._master, False)
+        self.seen = ""
+
+    def shows(self, text: str) -> bool:
+        try:
+            while data := os.read(self._master, 65536):
+                self.seen += data.decode(errors="replace")
+        except OSError:  # nothing more now, or the other end is closed
+            pass
+        return text in self.seen
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+@pytest.fixture
+def following(cli: Cli, bench: Bench, here: Path) -> Iterator[tuple[Screen, str]]:
+    job_id = submitted(cli)
+    screen = Screen(here, "logs", "-f", job_id)
+    yield screen, job_id
+    screen.close()
+
+
+def test_progress_is_the_last_line_of_a_followed_log_and_goes_before_other_words(
+    following: tuple[Screen, str], bench: Bench
+) -> None:
+    screen, job_id = following
+    grant = bench.take(job_id)
+    heartbeat = [Running(job_id, grant.token, True, '{"done": 3, "total": 10}')]
+    bench.hand.run(fn.renew(bench.machine.id, bench.machine.incarnation, LEASE_MS, heartbeat))
+    wait_until(lambda: screen.shows("3 of 10 (30%)"), 15, "the progress is shown")
+
+    bench.hand.run(fn.log(job_id, grant.token, 0, "out", 0, b"a line\n"))
+    wait_until(lambda: screen.shows("\r\x1b[Ka line"), 15, "the line takes its place")
+    bench.end(job_id)
+    assert screen.process.wait(15) == 0
+    wait_until(lambda: screen.shows("a line"), 5, "all is read")
+    assert screen.seen.endswith("\r\x1b[K")
