@@ -62,6 +62,7 @@ class Worker:
     quarantined_until_ms: int = 0
     deaths: int = 0
     killed: tuple[str, ...] = ()
+    seen_ms: int = 0
 
 
 Grants = list[tuple[str, str, tuple[tuple[str, int], ...]]]
@@ -74,7 +75,7 @@ class Model:
         self.fits = {c: dict(sigs) for c, sigs in fits.items()}
         self.jobs: dict[str, Job] = {}
         self.workers: dict[str, Worker] = {}
-        self.idem: dict[str, tuple[str, str]] = {}
+        self.idem: dict[tuple[str, str], tuple[str, str]] = {}
         self.seq = 0
         self.now_ms = 0
         self.last_tick_ms: int | None = None
@@ -96,11 +97,11 @@ class Model:
     def submit(self, s: Submission) -> tuple[str, str]:
         if s.id in self.jobs:
             return "existing", s.id
-        if s.idempotency_key in self.idem:
-            job_id, digest = self.idem[s.idempotency_key]
+        if (s.owner, s.idempotency_key) in self.idem:
+            job_id, digest = self.idem[s.owner, s.idempotency_key]
             return ("existing" if digest == s.digest else "conflict"), job_id
         if s.idempotency_key:
-            self.idem[s.idempotency_key] = (s.id, s.digest)
+            self.idem[s.owner, s.idempotency_key] = (s.id, s.digest)
         self.seq += 1
         j = self.jobs[s.id] = Job(s, self.seq)
         self._event(j)
@@ -116,14 +117,17 @@ class Model:
         if old:
             worker.deaths, worker.quarantined_until_ms = old.deaths, old.quarantined_until_ms
             worker.killed = old.killed
+            worker.seen_ms = old.seen_ms
             if old.incarnation != machine.incarnation:
                 self._died(machine.id, self.running(machine.id))
+        worker.seen_ms = self.now_ms
 
     def claim(self, o: Offer) -> Grants | None:
         """The grants, None for a worker that must register."""
         w = self.workers[o.worker]
         if w.incarnation != o.incarnation:
             return None
+        w.seen_ms = self.now_ms
         if w.nonce != o.nonce:
             w.nonce, w.grants = o.nonce, []
             if w.state == "online" and w.quarantined_until_ms <= self.now_ms:
@@ -183,6 +187,7 @@ class Model:
         for j in self.running(worker):
             if j.s.id not in kept and j.granted_ms < self.now_ms - HEARTBEAT_MS:
                 self._again(j, "retrying")
+        self.workers[worker].seen_ms = self.now_ms
         return stale, cancelled
 
     def log(self, job_id: str, token: str) -> str:
@@ -324,7 +329,8 @@ class Model:
         # Which of several jobs it is counted on is the queue's to say; `adopt_deaths` learns it.
         w.deaths += 1
         w.killed += (min(ids),) if len(ids) == 1 else ("?",)
-        if w.deaths >= DEATHS:
+        others = (other for name, other in self.workers.items() if name != worker)
+        if w.deaths >= DEATHS and any(o.seen_ms >= self.now_ms - 60_000 for o in others):
             w.quarantined_until_ms = self.now_ms + QUARANTINE_MS
             self._forgive(worker)
 

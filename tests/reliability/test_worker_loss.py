@@ -193,6 +193,9 @@ def test_a_job_that_kills_its_fork_server_three_times_is_set_aside_too(desk: Des
 
 
 def test_three_different_jobs_that_die_with_a_worker_quarantine_it(desk: Desk, hire: Hire) -> None:
+    other = hire(slots=1)
+    held = desk.shell("echo ready; sleep 300")
+    wait_until(lambda: desk.tail(held), 20, "the other worker is busy")
     worker = hire(slots=1)
     for _ in range(3):
         job = desk.shell("echo ready; sleep 300")
@@ -201,11 +204,24 @@ def test_three_different_jobs_that_die_with_a_worker_quarantine_it(desk: Desk, h
         desk.queue.run(functions.cancel(job))
         worker.start()
         desk.final(job)
-    facts = next(iter(desk.workers().values()))
+    facts = desk.workers()[worker_id(desk, worker)]
     assert int(facts["quarantined_until"]) > time.time() * 1000
     waiting = desk.command("true")
-    healthy = hire()
-    assert desk.final(waiting).worker == worker_id(desk, healthy)
+    desk.queue.run(functions.cancel(held))
+    assert desk.final(waiting).worker == worker_id(desk, other)
+
+
+def test_the_only_worker_is_never_quarantined(desk: Desk, hire: Hire) -> None:
+    worker = hire(slots=1)
+    for _ in range(3):
+        job = desk.shell("echo ready; sleep 300")
+        wait_until(lambda: desk.tail(job), 20, "it runs")  # noqa: B023
+        worker.kill()
+        desk.queue.run(functions.cancel(job))
+        worker.start()
+        desk.final(job)
+
+    assert desk.final(desk.command("true")).state == "succeeded"
 
 
 def test_a_worker_ended_while_it_starts_leaves_nothing(desk: Desk, hire: Hire) -> None:

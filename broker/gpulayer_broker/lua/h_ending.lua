@@ -134,8 +134,15 @@ function H.lost(P, j, now)
   end)
 end
 
+-- whether another worker has shown itself within the last minute
+local function has_company(P, w, now)
+  local fresh = redis.call('ZCOUNT', P .. 'workers', now - 60000, '+inf')
+  local own = tonumber(redis.call('ZSCORE', P .. 'workers', w) or '0') >= now - 60000
+  return fresh > (own and 1 or 0)
+end
+
 -- a death of a worker counts once, on one of the jobs it took along; three different ones without a success between
--- put the worker aside for ten minutes
+-- put the worker aside for ten minutes, unless it is the only one
 function H.count_death(P, w, lost, now)
   if #lost == 0 then return end
   local key = P .. 'deaths:' .. w
@@ -144,7 +151,7 @@ function H.count_death(P, w, lost, now)
   end
   redis.call('SADD', key, lost[1])
   redis.call('EXPIRE', key, 86400)
-  if redis.call('SCARD', key) >= 3 then
+  if redis.call('SCARD', key) >= 3 and has_company(P, w, now) then
     redis.call('HSET', P .. 'worker:' .. w, 'quarantined_until', now + 600000)
     redis.call('DEL', key)
   end
