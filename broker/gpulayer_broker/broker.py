@@ -20,25 +20,28 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import dramatiq
+from dramatiq import middleware as stock
 from dramatiq.broker import Broker, Consumer, MessageProxy
-from dramatiq.errors import ConnectionFailed, QueueJoinTimeout, QueueNotFound
+from dramatiq.errors import QueueJoinTimeout, QueueNotFound
 from dramatiq.message import Message
 from dramatiq.middleware import Middleware
 
-from gpulayer_broker import functions
+from gpulayer_broker import dead_letters, functions
 from gpulayer_broker.capabilities import Capabilities
 from gpulayer_broker.connection import Endpoint, Link
-from gpulayer_broker.consumer import CapabilityConsumer, Delivery
-from gpulayer_broker.errors import QueueUnreachable
-from gpulayer_broker.job import QUEUED
+from gpulayer_broker.consumer import CapabilityConsumer, Delivery, as_dramatiq
+from gpulayer_broker.dead_letters import DeadLetter
+from gpulayer_broker.groups import GroupCallbacks
+from gpulayer_broker.interrupts import Interrupts
 from gpulayer_broker.local_facts import own_capabilities
 from gpulayer_broker.member import Callbacks, Identity, Member
-from gpulayer_broker.outbox import Outbox, submission
+from gpulayer_broker.outbox import Entry, Outbox, band_of
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements, build_requirements
 from gpulayer_broker.settings import Settings
@@ -60,6 +63,9 @@ REQUIREMENT_OPTIONS = frozenset(
 )
 
 
+DEAD_MESSAGE_TTL_MS = 7 * 24 * 3600 * 1000
+
+
 class Needs(Middleware):
     """Makes what a worker must have legal as options of an actor, and joins and leaves with the worker process."""
 
@@ -68,7 +74,7 @@ class Needs(Middleware):
         return set(REQUIREMENT_OPTIONS)
 
     def after_worker_boot(self, broker: Broker, worker: dramatiq.Worker) -> None:
-        cast(CapabilityBroker, broker).join_namespace(worker.worker_threads)
+        cast(CapabilityBroker, broker).join_namespace(worker.worker_threads, lambda: _is_paused(worker))
 
     def before_worker_shutdown(self, broker: Broker, worker: dramatiq.Worker) -> None:
         cast(CapabilityBroker, broker).stop_claiming()
@@ -77,11 +83,16 @@ class Needs(Middleware):
         cast(CapabilityBroker, broker).leave_namespace()
 
 
+def _is_paused(worker: dramatiq.Worker) -> bool:
+    return any(consumer.paused for consumer in worker.consumers.values())
+
+
 class CapabilityBroker(Broker):
     """A Dramatiq broker whose queues are keyed by what messages need.
 
     `url` is a Redis or Valkey (redis://, rediss://, unix://, Sentinel); without one, the queue of the settings.
-    `member` makes the membership of a worker process; the default one has this Python's frameworks and no devices.
+    `member` makes the membership of a worker process; the default one has this Python's frameworks and no devices, and
+    interrupts an actor whose message is cancelled. Dead letters live `dead_message_ttl` milliseconds.
     """
 
     def __init__(
@@ -93,7 +104,9 @@ class CapabilityBroker(Broker):
         capabilities: Capabilities | None = None,
         member: Callable[[Callbacks], Member] | None = None,
         load_functions: bool = True,
+        dead_message_ttl: int = DEAD_MESSAGE_TTL_MS,
     ) -> None:
+        self._groups = GroupCallbacks(lambda: self.queue)
         super().__init__(middleware=middleware)
         self.settings = settings or Settings()
         self.endpoint = (
@@ -107,8 +120,11 @@ class CapabilityBroker(Broker):
         self._connecting = threading.Lock()
         self._processing = threading.local()
         self.member: Member | None = None
-        self.delivery = Delivery(self.queues)
+        self.delivery = Delivery(self.queues, keep_dead_ms=dead_message_ttl)
         self.add_middleware(Needs())
+        self.add_middleware(self._groups)
+        if member is None:
+            self.add_middleware(Interrupts())
 
     def _address(self) -> str:
         return self.settings.redis_url or "redis://127.0.0.1:6379"
@@ -124,7 +140,7 @@ class CapabilityBroker(Broker):
                 self._queue = Queue(link, self.settings.namespace, deadline_s=self.settings.lease_s / 4)
                 self._queue_pid = os.getpid()
                 if self._load_functions:
-                    with _as_dramatiq():
+                    with as_dramatiq():
                         self._queue.load()
             return self._queue
 
@@ -134,6 +150,22 @@ class CapabilityBroker(Broker):
             self._queue = None
 
     # Declaring ------------------------------------------------------------------------------------------------------
+
+    def add_middleware(
+        self,
+        middleware: Middleware,
+        *,
+        before: type[Middleware] | None = None,
+        after: type[Middleware] | None = None,
+    ) -> None:
+        """As Dramatiq's; its own GroupCallbacks is left out, because the queue keeps barriers itself."""
+        if type(middleware) is stock.GroupCallbacks:
+            self._groups.barrier_ttl = middleware.barrier_ttl
+            self.logger.info(
+                "Group callbacks are kept by the queue: the given rate limiter backend is not used."
+            )
+        else:
+            super().add_middleware(middleware, before=before, after=after)
 
     def declare_queue(self, queue_name: str) -> None:
         if queue_name not in self.queues:
@@ -149,15 +181,23 @@ class CapabilityBroker(Broker):
     def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
         if message.queue_name not in self.queues:
             raise QueueNotFound(message.queue_name)
-        needs = self.needs_of(message)
         self.emit_before("enqueue", message, delay)
+        entry = self._entry(message, delay or 0)
         if (outbox := self._open_outbox()) is not None:
-            outbox.add(message.copy(), needs, delay or 0)
+            outbox.add(entry)
         else:
-            with _as_dramatiq():
-                self.queue.submit(submission(message, needs, delay or 0), needs)
+            with as_dramatiq():
+                self.queue.submit(entry.submission(), entry.needs)
         self.emit_after("enqueue", message, delay)
         return message
+
+    def _entry(self, message: Message[Any], delay_ms: int) -> Entry:
+        """Each enqueue is told from every other, also of the same message: a lost reply repeats none."""
+        needs = self.needs_of(message)
+        message.options["enqueue_id"] = secrets.token_hex(8)
+        actor = self.actors.get(message.actor_name)
+        priority = message.options.get("priority", actor.priority if actor else 0)
+        return Entry(message.copy(), needs, delay_ms, band_of(priority))
 
     def needs_of(self, message: Message[Any]) -> Requirements:
         """What the message needs: its own options, then its actor's; merged into it, so that it keeps them."""
@@ -192,15 +232,15 @@ class CapabilityBroker(Broker):
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30000) -> Consumer:
         return CapabilityConsumer(self.delivery, queue_name, timeout)
 
-    def join_namespace(self, threads: int) -> None:
-        """A worker process of this broker starts to take messages, `threads` at once."""
-        with _as_dramatiq():
+    def join_namespace(self, threads: int, is_paused: Callable[[], bool] = lambda: False) -> None:
+        """A worker process of this broker starts to take messages, `threads` at once, but while it is paused."""
+        with as_dramatiq():
             self.queue.link.call("PING")
         callbacks = Callbacks(deliver=self.delivery.put)
         self.member = self._make_member(callbacks) if self._make_member else self._own_member(callbacks)
-        self.delivery.open(self.member)
+        self.delivery.open(self.member, is_paused)
         try:
-            with _as_dramatiq():
+            with as_dramatiq():
                 self.member.join(threads)
         except BaseException:
             self.member = None  # one that never joined must not pass for a member
@@ -219,7 +259,7 @@ class CapabilityBroker(Broker):
     def stop_claiming(self) -> None:
         """Nothing new is taken; what has not started goes back at once."""
         if self.member is not None:
-            self.member.drain()
+            self.delivery.stop()
 
     def leave_namespace(self) -> None:
         if self.member is not None:
@@ -232,7 +272,7 @@ class CapabilityBroker(Broker):
         """Waits until nothing of the queue waits, is delayed or runs; `interval` and `timeout` in milliseconds."""
         deadline_s = None if timeout is None else time.monotonic() + timeout / 1000
         while True:
-            with _as_dramatiq():
+            with as_dramatiq():
                 left = self.queue.open_jobs(queue_name)
             if left == 0:
                 return
@@ -241,29 +281,43 @@ class CapabilityBroker(Broker):
             time.sleep(interval / 1000)
 
     def flush(self, queue_name: str) -> None:
-        """Drops everything of the queue that waits; what runs goes on."""
-        with _as_dramatiq():
-            for job_id in self._waiting(queue_name):
-                self.queue.run(functions.cancel(job_id))
+        """Drops everything of the queue that waits, delayed messages too; what runs goes on."""
+        with as_dramatiq():
+            for ids in self.queue.waiting(queue_name):
+                self.queue.run_many([functions.cancel(job_id) for job_id in ids])
 
     def flush_all(self) -> None:
         for queue_name in self.queues:
             self.flush(queue_name)
 
-    def _waiting(self, queue_name: str) -> list[str]:
-        ids = self.queue.newest(QUEUED, self.settings.queued_jobs)
-        pages = (ids[i : i + 1000] for i in range(0, len(ids), 1000))
-        records = (record for page in pages for record in self.queue.records(page))
-        return [record.id for record in records if record and record.queue == queue_name]
+    def abort(self, message: Message[Any]) -> bool:
+        """Ends a message: one that waits will not run, one that runs is interrupted. False where it had ended."""
+        with as_dramatiq():
+            return self.queue.run(functions.cancel(message.message_id))[0] in ("cancelled", "asked")
 
+    # Dead letters ---------------------------------------------------------------------------------------------------
 
-@contextmanager
-def _as_dramatiq() -> Iterator[None]:
-    """A queue that cannot be reached is what Dramatiq calls a failed connection; it knows how to retry that."""
-    try:
-        yield
-    except QueueUnreachable as error:
-        raise ConnectionFailed(str(error)) from error
+    def dead_letters(self, queue_name: str, *, most: int = 100, skip: int = 0) -> list[DeadLetter]:
+        """Messages of the queue that ended badly, those that died first coming first."""
+        with as_dramatiq():
+            return dead_letters.read(self.queue, queue_name, most=most, skip=skip)
+
+    def requeue_dead_letters(self, queue_name: str, message_ids: Collection[str] | None = None) -> int:
+        """Sends dead letters of the queue once more, those with given ids or all; how many.
+
+        Each keeps its id and gets all its retries and its full age anew. One that cannot be read stays.
+        """
+        with as_dramatiq():
+            return sum(
+                self._requeue(letter.id, letter.message)
+                for letter in dead_letters.all_of(self.queue, queue_name)
+                if letter.message is not None
+                and (message_ids is None or letter.message.message_id in message_ids)
+            )
+
+    def _requeue(self, letter_id: str, message: Message[Any]) -> bool:
+        entry = self._entry(message.copy(message_timestamp=int(time.time() * 1000)), 0)
+        return self.queue.requeue(replace(entry.submission(), id=letter_id), entry.needs)
 
 
 __all__ = ["REQUIREMENT_OPTIONS", "CapabilityBroker"]

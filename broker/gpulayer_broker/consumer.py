@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,10 +20,10 @@ from dramatiq.message import Message
 
 from gpulayer_broker.attempts import Attempt
 from gpulayer_broker.connection import ReplyError
-from gpulayer_broker.errors import GpulayerError, NotAllowed, Unavailable
+from gpulayer_broker.errors import GpulayerError, NotAllowed, QueueUnreachable, Unavailable
 from gpulayer_broker.functions import Arg, Ending, ItemsEnding
 from gpulayer_broker.member import Member
-from gpulayer_broker.outbox import Outbox, submission
+from gpulayer_broker.outbox import Outbox
 
 log = logging.getLogger("gpulayer")
 
@@ -55,15 +55,17 @@ class CapabilityMessage(MessageProxy):
 class Delivery:
     """Between the claimer and the consumers: messages by logical queue, and the way back."""
 
-    def __init__(self, queues: Collection[str]) -> None:
-        self.queues = queues
+    def __init__(self, queues: Collection[str], *, keep_dead_ms: int = 0) -> None:
+        self.queues, self.keep_dead_ms = queues, keep_dead_ms
         self.member: Member | None = None
         # Set when the process is to end at once: what cannot be told is then let go, not tried again.
         self.hurried = False
         self._waiting: defaultdict[str, queue.SimpleQueue[CapabilityMessage]] = defaultdict(queue.SimpleQueue)
+        self._is_paused: Callable[[], bool] = lambda: False
+        self._resting = False
 
-    def open(self, member: Member) -> None:
-        self.member = member
+    def open(self, member: Member, is_paused: Callable[[], bool] = lambda: False) -> None:
+        self.member, self._is_paused, self._resting = member, is_paused, False
 
     def put(self, attempt: Attempt) -> None:
         """A grant arrives; one that cannot be read is set aside at once and the queue goes on."""
@@ -78,9 +80,48 @@ class Delivery:
 
     def take(self, queue_name: str, timeout_s: float) -> CapabilityMessage | None:
         try:
-            return self._waiting[queue_name].get(timeout=timeout_s)
+            message = self._waiting[queue_name].get(timeout=timeout_s)
         except queue.Empty:
             return None
+        if not self._is_paused():
+            return message
+        self._rest(message)
+        return None
+
+    def _rest(self, *messages: CapabilityMessage) -> None:
+        """A paused worker takes nothing and gives back what has not started, so that it runs elsewhere."""
+        assert self.member is not None
+        if self.member.claims.is_open:
+            self._resting = True
+            self.member.claims.close()
+        for message in messages:
+            self.release(message)
+
+    def consumer_left(self, queue_name: str) -> None:
+        """Nobody waits for the queue's messages for now: the worker is paused, or another consumer comes."""
+        if self.member is not None and self._is_paused():
+            self._rest(*self._drained(queue_name))
+
+    def _drained(self, queue_name: str) -> Iterator[CapabilityMessage]:
+        while True:
+            try:
+                yield self._waiting[queue_name].get_nowait()
+            except queue.Empty:
+                return
+
+    def consumer_came(self) -> None:
+        """A worker that was paused takes messages again."""
+        if self._resting and self.member is not None:
+            self._resting = False
+            self.member.claims.open(self.member.claims.capacity)
+            with as_dramatiq():
+                self.member.claims.claim()
+
+    def stop(self) -> None:
+        """Nothing new is taken, whatever consumers come; what runs goes on."""
+        self._resting = False
+        if self.member is not None:
+            self.member.drain()
 
     def _set_aside(self, attempt: Attempt, error: Exception) -> None:
         """Ends it without claiming: a queue full of such records must not be walked by recursion."""
@@ -145,6 +186,7 @@ class CapabilityConsumer(Consumer):
 
     def __init__(self, delivery: Delivery, queue_name: str, timeout_ms: int) -> None:
         self.delivery, self.queue_name, self.timeout_s = delivery, queue_name, timeout_ms / 1000
+        delivery.consumer_came()
 
     def __next__(self) -> MessageProxy | None:
         return self.delivery.take(self.queue_name, self.timeout_s)
@@ -160,7 +202,9 @@ class CapabilityConsumer(Consumer):
         if message.outcome.verdict == "released":
             self.delivery.release(message, message.outcome.reason)
             return
-        self.delivery.commit(message.attempt, ending_of(message), message.outbox.needs)
+        self.delivery.commit(
+            message.attempt, ending_of(message, self.delivery.keep_dead_ms), message.outbox.needs
+        )
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         for message in messages:
@@ -168,13 +212,23 @@ class CapabilityConsumer(Consumer):
             self.delivery.release(message)
 
     def close(self) -> None:
-        """Messages that were granted and not fetched stay for the next consumer of the queue."""
+        """Messages that were granted and not fetched stay for the next consumer of the queue, unless that is paused."""
+        self.delivery.consumer_left(self.queue_name)
+
+
+@contextmanager
+def as_dramatiq() -> Iterator[None]:
+    """A queue that cannot be reached is what Dramatiq calls a failed connection; it knows how to retry that."""
+    try:
+        yield
+    except QueueUnreachable as error:
+        raise ConnectionFailed(str(error)) from error
 
 
 def decode(attempt: Attempt) -> Message[Any]:
     """The message of a grant, with the options that its retries have left."""
     message: Message[Any] = Message.decode(attempt.grant.spec)
-    if message.message_id != attempt.id.partition("/")[0]:  # a chunk of an array is `<id>/<n>`
+    if message.message_id != _message_id(attempt.id):
         raise ValueError(f"the record names job {message.message_id}")
     types = {"args": (list, tuple), "kwargs": dict, "options": dict, "actor_name": str, "queue_name": str}
     for name, kind in types.items():
@@ -185,34 +239,40 @@ def decode(attempt: Attempt) -> Message[Any]:
     return message
 
 
-def ending_of(message: CapabilityMessage) -> Ending | ItemsEnding:
+def _message_id(attempt_id: str) -> str:
+    """A chunk of an array is `<id>/<n>`; a message that was enqueued again while it ran is `<id>~<n>`."""
+    return attempt_id.partition("/")[0].partition("~")[0]
+
+
+def ending_of(message: CapabilityMessage, keep_dead_ms: int) -> Ending | ItemsEnding:
     """How the attempt ends: a retry if middleware asked for one, else what its runner said, else success or failure."""
     outbox, outcome, attempt = message.outbox, message.outcome, message.attempt
     if outcome.items is not None:
         return outcome.items
-    successors = [
-        submission(m, needs, delay_ms, attempt.grant.owner) for m, needs, delay_ms in outbox.successors
-    ]
+    blocks = [entry.submission(attempt.grant.owner) for entry in outbox.entries]
     fields = dict(outcome.fields)
+    if outbox.callbacks:
+        fields["barrier"] = f"{outbox.barrier} {len(outbox.callbacks)}"
     if outbox.retry is not None:
-        fields["options"] = dumps(outbox.retry.options)
-        fields["retries"] = int(outbox.retry.options.get("retries", 0))
+        options = outbox.retry.message.options
+        fields.update(options=dumps(options), retries=int(options.get("retries", 0)))
         return Ending(
             attempt.id,
             attempt.token,
             "retry",
-            delay_ms=outbox.retry_delay_ms,
+            delay_ms=outbox.retry.delay_ms,
             fields=fields,
-            outbox=successors,
+            outbox=blocks,
         )
     if outcome.verdict:
         verdict, reason = outcome.verdict, outcome.reason
     elif message.failed or message._exception is not None:
         verdict, reason = "failed", "user_error"
         fields.setdefault("error", _error_of(message))
+        fields["keep_ms"] = keep_dead_ms
     else:
         verdict, reason = "succeeded", ""
-    return Ending(attempt.id, attempt.token, verdict, reason, fields=fields, outbox=successors)
+    return Ending(attempt.id, attempt.token, verdict, reason, fields=fields, outbox=blocks)
 
 
 def _error_of(message: CapabilityMessage) -> bytes:

@@ -379,6 +379,16 @@ def tick(lease_ms: int, retention_ms: int, result_retention_ms: int) -> Call[Tic
     return Call("tick", (lease_ms, retention_ms, result_retention_ms), lambda r: Ticked(*map(int, r)))
 
 
+def barrier(name: str, children: int, life_ms: int) -> Call[str]:
+    """'ok' or 'existing'."""
+    return Call("barrier", (name, children, life_ms), _first)
+
+
+def requeue(dead: Submission) -> Call[Submitted]:
+    """added, existing, missing (it is no dead letter) or introduce (id: signature)."""
+    return Call("requeue", dead.block(), lambda r: Submitted(_text(r[0]), _text(r[1])))
+
+
 def watch(client: str, job_ids: Sequence[str]) -> Call[dict[str, str]]:
     """job → final state (or 'missing') of those that need no waiting."""
     return Call("watch", (client, *job_ids), _states)

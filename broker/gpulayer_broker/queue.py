@@ -7,7 +7,7 @@ labels cannot be judged in Lua.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from gpulayer_broker import capabilities, functions, library, requirements
@@ -30,7 +30,7 @@ from gpulayer_broker.functions import (
     Registration,
     Submission,
 )
-from gpulayer_broker.job import RECORD_FIELDS, JobRecord, decode_record
+from gpulayer_broker.job import QUEUED, RECORD_FIELDS, JobRecord, decode_record
 from gpulayer_broker.keys import DEFAULT_NAMESPACE, Keys, root_of
 from gpulayer_broker.matching import eligible_groups
 from gpulayer_broker.requirements import Requirements
@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 _ROUNDS = 50
 _PAGES_AT_ONCE = 50
+_PAGE_OF_IDS = 500
 
 
 class Queue:
@@ -129,6 +130,15 @@ class Queue:
             pending = again
         raise Unavailable("the namespace's requirements change faster than they can be judged; try again")
 
+    def requeue(self, dead: Submission, needs: Requirements) -> bool:
+        """Enters a dead letter anew; False where it is none any more."""
+        for _ in range(_ROUNDS):
+            answer = self.run(functions.requeue(dead))
+            if answer.outcome != "introduce":
+                return answer.outcome != "missing"
+            self.introduce(needs)
+        raise Unavailable("the namespace's requirements change faster than they can be judged; try again")
+
     def introduce(self, needs: Requirements) -> None:
         """Makes a signature known, judged against every class of workers that the queue knows."""
         for _ in range(_ROUNDS):
@@ -211,6 +221,17 @@ class Queue:
         """Ids of jobs in a state, newest first."""
         ids = self.link.call("ZREVRANGE", self.keys.jobs(state), skip, skip + most - 1)
         return [raw.decode() for raw in ids]
+
+    def waiting(self, logical_queue: str) -> Iterator[list[str]]:
+        """Ids of a logical queue's jobs that wait, in any phase, oldest first, a page at a time."""
+        key, after = self.keys.jobs(QUEUED), "-inf"
+        while page := self.link.call(
+            "ZRANGEBYSCORE", key, after, "+inf", "WITHSCORES", "LIMIT", 0, _PAGE_OF_IDS
+        ):
+            ids = [raw.decode() for raw in page[::2]]
+            queues = self.link.pipeline([("HGET", self.keys.job(job_id), "queue") for job_id in ids])
+            yield [id_ for id_, queue in zip(ids, queues, strict=True) if queue == logical_queue.encode()]
+            after = f"({page[-1].decode()}"
 
     def result(self, job_id: str) -> tuple[str, bytes | None]:
         """(kind, bytes) of the result; None where it was none or is no longer kept."""

@@ -14,7 +14,7 @@ from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.connection import Endpoint, Link
 from gpulayer_broker.functions import Submission
 from gpulayer_broker.job import new_job_id
-from gpulayer_broker.outbox import submission
+from gpulayer_broker.outbox import Entry
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import build_requirements
 from gpulayer_broker.settings import Settings
@@ -135,7 +135,7 @@ def test_a_server_that_lost_its_functions_is_given_them_again(
     server.kill()
     server.start()  # without an append-only file: no data, no functions, no worker's record
     with CapabilityBroker(server.endpoint, settings=SETTINGS).queue.link as link:
-        Queue(link).submit(submission(ring.message(), NEEDS, 0), NEEDS)
+        Queue(link).submit(Entry(ring.message(), NEEDS).submission(), NEEDS)
         assert ran.acquire(timeout=10)
 
 

@@ -2,10 +2,11 @@
 -- Guarantee: only the holder of the current token commits, once; result, state, the log's end, what the attempt's middleware
 --   enqueued, freed devices, waiters and the stream entry change together or not at all. A repeated commit answers `already`.
 -- Keys: root. Arguments: id, token, verdict (succeeded, failed, timed_out, cancelled, retry), end reason, delay_ms,
---   n fields (name, value, … as 2n values), m submit blocks, offer (0 or 1) and the offer.
+--   n fields (name, value, … as 2n values; `barrier` is `<id> <k>`: the last k blocks are its callbacks), m submit blocks,
+--   offer (0 or 1) and the offer.
 -- Returns: {verdict, grants} with verdict ok, already, stale or cancelled; or {'introduce', signature}: nothing was changed.
 local TAKES = {result = true, result_kind = true, error = true, outputs = true, usage = true, logs = true, options = true,
-               retries = true, notes = true}
+               retries = true, notes = true, barrier = true, keep_ms = true}
 
 local VERDICTS = {succeeded = true, failed = true, timed_out = true, cancelled = true, retry = true}
 
@@ -59,7 +60,8 @@ local function verdict_of(P, j, A, fields, blocks, now)
   j.reported = true
   local ended = end_attempt(P, j, A, fields, now)
   redis.call('DEL', P .. 'deaths:' .. j.worker)
-  for _, b in ipairs(blocks) do
+  for n = 1, #blocks - H.held_back(P, j, A[3], fields) do
+    local b = blocks[n]
     local gates = not H.repeated(P, b) and H.gates(P, b)
     if gates then H.create(P, b, gates, now) end
   end

@@ -47,7 +47,7 @@ end
 
 -- an idempotency key that was used before answers with its job, or with `conflict` where the request differs
 function H.repeated(P, b)
-  if redis.call('EXISTS', H.job(P, b.id)) == 1 then return {'existing', b.id} end
+  if redis.call('EXISTS', H.job(P, b.id)) == 1 and not H.sent_anew(P, b) then return {'existing', b.id} end
   if b.idem == '' then return nil end
   local known = redis.call('GET', P .. 'idem:' .. b.idem)
   if not known then return nil end

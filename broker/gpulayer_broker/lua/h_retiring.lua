@@ -54,6 +54,7 @@ end
 function H.purge(P, id)
   local j = H.load(P, id)
   redis.call('ZREM', P .. 'jobs:final', id)
+  redis.call('ZREM', P .. 'expiring', id)
   if not j or not H.FINAL[j.state] then return end
   if j.count ~= '' then H.forget_array(P, id) end
   for attempt = 1, j.count == '' and tonumber(j.attempt) or 0 do

@@ -73,6 +73,8 @@ end
 local function purge(P, now, retention, results, out)
   local old = redis.call('ZRANGEBYSCORE', P .. 'jobs:final', '-inf', now - retention, 'LIMIT', 0, BATCH)
   for _, id in ipairs(old) do H.purge(P, id) end
+  local expired = redis.call('ZRANGEBYSCORE', P .. 'expiring', '-inf', now, 'LIMIT', 0, BATCH)
+  for _, id in ipairs(expired) do H.purge(P, id) end
   local mark = redis.call('HGET', P .. 'clock', 'results_ms') or '0'
   local faded = redis.call('ZRANGEBYSCORE', P .. 'jobs:final', '(' .. mark, now - results, 'WITHSCORES', 'LIMIT', 0, BATCH)
   for i = 1, #faded, 2 do
@@ -84,14 +86,14 @@ local function purge(P, now, retention, results, out)
     redis.call('HSET', P .. 'clock', 'results_ms', mark)
   end
   H.retire_idle(P, now - H.DAY_MS, BATCH)
-  if out then return #old end                    -- who was silent because nobody was there gets time for a heartbeat first
+  if out then return #old + #expired end         -- who was silent because nobody was there gets time for a heartbeat first
   for _, w in ipairs(redis.call('ZRANGEBYSCORE', P .. 'workers', '-inf', now - H.DAY_MS, 'LIMIT', 0, BATCH)) do
     if redis.call('EXISTS', P .. 'running:' .. w) == 0 then H.forget_worker(P, w) end
   end
   for _, class in ipairs(redis.call('ZRANGEBYSCORE', P .. 'classseen', '-inf', now - 2 * H.DAY_MS, 'LIMIT', 0, 16)) do
     H.retire_class(P, class)
   end
-  return #old
+  return #old + #expired
 end
 
 -- after an outage no lease is looked at before its floor: who keeps the clock sleeps until then
@@ -113,5 +115,5 @@ register('tick', {'allow-oom'}, function(K, A)
   local reaped = out and 0 or reap(P, lease, now)
   local rung = ring_again(P, now)
   local purged = purge(P, now, tonumber(A[2]), tonumber(A[3]), out)
-  return {next_due(P, now), promoted, reaped, rung, purged}
+  return {purged < BATCH and next_due(P, now) or 0, promoted, reaped, rung, purged}
 end)
