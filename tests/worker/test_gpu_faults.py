@@ -171,7 +171,10 @@ def test_a_number_goes_on_to_mean_the_same_card_when_another_vanishes(
 
     driver.remove(0)
 
-    wait_until(lambda: not usable(desk), 20, "the worker has no device any more")
+    wait_until(
+        lambda: reason_of(desk) == "no longer shown by its driver", 20, "the machine was looked at anew"
+    )
+    assert not usable(desk)
     assert seen_by(desk, accelerator="any").startswith("cpu")
 
 

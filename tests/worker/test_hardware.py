@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -117,6 +118,14 @@ def test_a_number_means_all_slices_of_the_card() -> None:
     parts = [Device(0, "cuda", "MIG", f"MIG-{n}", "0000:04:00.0", GIB, mig=True) for n in range(2)]
 
     assert Selection("0").of([*parts, OTHER]) == tuple(parts)
+
+
+def test_a_number_means_the_card_that_had_it_first() -> None:
+    selection = Selection("0")
+    assert selection.of([CARD, OTHER]) == (CARD,)
+
+    gone = CARD.unusable("no longer shown by its driver")
+    assert selection.of([replace(OTHER, index=0), gone]) == (gone,)
 
 
 @pytest.mark.parametrize("choice", ["first", "0,", "-1", "0,0", "0;1", "none,0"])
