@@ -19,7 +19,7 @@ from gpulayer_worker.hardware import is_ours, rounded
 CARD = Device(0, "cuda", "Tesla T4", "GPU-a", "0000:04:00.0", 15 * GIB)
 OTHER = Device(1, "cuda", "Tesla T4", "GPU-b", "0000:05:00.0", 15 * GIB)
 HUGE = Device(0, "cuda", "NVIDIA H200", "GPU-h", "0000:04:00.0", 141 * GIB)
-OURS, STRANGER, HIDDEN = os.getpid(), os.getppid(), 1 << 30
+OURS, STRANGER, ANOTHER, HIDDEN = os.getpid(), 1, os.getppid(), 1 << 30
 
 
 def ours(pid: int) -> bool:
@@ -36,12 +36,12 @@ def reading(used_bytes: int, *processes: Process, device: Device = CARD) -> Read
 def test_the_largest_foreign_process_is_named() -> None:
     use = judge(
         CARD,
-        reading(6 * GIB, Process(STRANGER, "small", GIB), Process(STRANGER + 1, "large", 5 * GIB)),
+        reading(6 * GIB, Process(STRANGER, "small", GIB), Process(ANOTHER, "large", 5 * GIB)),
         ours,
         False,
     )
 
-    assert use.foreign == (STRANGER + 1, "large", 5 * GIB)
+    assert use.foreign == (ANOTHER, "large", 5 * GIB)
 
 
 def test_small_processes_that_are_much_together_stand_in_the_way() -> None:
