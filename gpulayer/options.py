@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from gpulayer_broker.arguments import Wording, count, one_of
 from gpulayer_broker.errors import BadRequirement, BadSize, did_you_mean
@@ -18,12 +18,23 @@ from gpulayer_broker.requirements import Requirements, build_requirements
 from gpulayer_broker.units import parse_duration
 from gpulayer_broker.versions import canonical_range
 
+if TYPE_CHECKING:
+    from gpulayer.handle import Job
+    from gpulayer.mapping import MapResult
+
+# Jobs by handle or id, or all jobs of a map.
+Predecessors: TypeAlias = "Job[Any] | MapResult[Any] | str | Iterable[Job[Any] | str]"
 Pairs = Mapping[str, str | None] | Iterable[str]
 
 OUTAGES = ("keep",)
 FRESH, WARM = "fresh", "warm"
 NAME_CHARS = 200
 MOST_RETRIES = 1000
+POLICIES = ("succeeded", "ended")
+_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# What may be part of a key in the queue.
+_GATE_KEY = re.compile(r"[^\s:=/,]{1,200}")
+_RATE = re.compile(r"(\d{1,6})\s*/\s*(.+)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -50,6 +61,11 @@ class JobOptions(TypedDict, total=False):
     env: Mapping[str, str] | None
     on_outage: str | None
     isolation: str
+    after: Predecessors | None
+    after_policy: str
+    concurrency_key: str | None
+    concurrency: int
+    rate_limit: str | None
 
 
 class RemoteOptions(JobOptions, total=False):
@@ -89,6 +105,10 @@ class Plan:
     on_outage: str = ""
     retries: int = 0
     isolation: str = FRESH
+    after: tuple[str, ...] = ()
+    after_policy: str = "succeeded"
+    permit: str = ""
+    rate: str = ""
 
     @property
     def message_options(self) -> dict[str, Any]:
@@ -125,6 +145,10 @@ def plan_of(options: Mapping[str, Any], *, flags: bool = False) -> Plan:
         on_outage=_on_outage(words, options.get("on_outage") or ""),
         retries=_retries(words, options.get("retries") or 0),
         isolation=one_of(words, "isolation", options.get("isolation") or FRESH, (FRESH, WARM)),
+        after=_after(words, options.get("after")),
+        after_policy=one_of(words, "after_policy", options.get("after_policy") or "succeeded", POLICIES),
+        permit=_permit(words, options.get("concurrency_key"), _at_once(options)),
+        rate=_rate(words, options.get("rate_limit"), options.get("concurrency_key")),
     )
 
 
@@ -188,3 +212,63 @@ def _env(words: Wording, value: Any) -> dict[str, str]:
         if not isinstance(text, str) or "\0" in text:
             raise BadRequirement(f"env: the value of {name} is no text that a process can have", value=name)
     return dict(value)
+
+
+def _after(words: Wording, value: Any) -> tuple[str, ...]:
+    """The ids of the jobs that have to end first."""
+    if value is None:
+        return ()
+    # A map is asked for its jobs: iterating over it would wait for their results.
+    several = getattr(value, "jobs", value)
+    if isinstance(several, str) or not isinstance(several, Iterable):
+        several = [several]
+    found: dict[str, None] = {}
+    for each in several:
+        job_id = getattr(each, "id", each)
+        if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
+            raise words.error("after", each, "give jobs, their ids, or the result of a map")
+        found[job_id] = None
+    return tuple(found)
+
+
+def _gate_key(words: Wording, key: Any) -> str:
+    if not isinstance(key, str) or not _GATE_KEY.fullmatch(key):
+        raise words.error(
+            "concurrency_key", key, "a key is 200 characters at most, no blank, ':', '=', '/' or ','"
+        )
+    return key
+
+
+def _at_once(options: Mapping[str, Any]) -> Any:
+    """How many jobs of one key may run at once: one, unless a number or only a rate is given."""
+    given = options.get("concurrency")
+    if given is not None or options.get("concurrency_key") is None or options.get("rate_limit") is not None:
+        return given
+    return 1
+
+
+def _permit(words: Wording, key: Any, most: Any) -> str:
+    """`key=limit`: at most so many jobs of this key run at once."""
+    if most is None:
+        return ""
+    if key is None:
+        raise words.error("concurrency", most, "of which jobs? give a concurrency_key too")
+    return f"{_gate_key(words, key)}={count(words, 'concurrency', most, least=1)}"
+
+
+def _rate(words: Wording, text: Any, key: Any) -> str:
+    """`key=limit/window_ms`: at most so many jobs of this key begin within any such time."""
+    if text is None:
+        return ""
+    if key is None:
+        raise words.error("rate_limit", text, "of which jobs? give a concurrency_key too")
+    match = _RATE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None or not int(match[1]):
+        raise words.error("rate_limit", text, "write NUMBER/TIME, such as 100/1m")
+    try:
+        window_s = parse_duration(match[2] if match[2][0].isdigit() else f"1{match[2]}")
+    except BadSize:
+        raise words.error("rate_limit", text, "write NUMBER/TIME, such as 100/1m") from None
+    if not window_s:
+        raise words.error("rate_limit", text, "the time must be more than nothing")
+    return f"{_gate_key(words, key)}={int(match[1])}/{max(1, round(window_s * 1000))}"

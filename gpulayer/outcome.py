@@ -167,7 +167,14 @@ def error_of(record: JobRecord, *, trusted: bool) -> Exception:
     told = _told(record.error)
     message = str(told.get("message") or "")
     if record.state == CANCELLED:
-        return JobCancelled(f"job {record.id} was cancelled", job_id=record.id, end_reason="cancelled")
+        why = (
+            ": a job that it was to run after did not succeed"
+            if record.end_reason == "predecessor_failed"
+            else ""
+        )
+        return JobCancelled(
+            f"job {record.id} was cancelled{why}", job_id=record.id, end_reason=record.end_reason
+        )
     if record.state == TIMED_OUT:
         text = f"job {record.id} timed out: {message or 'it ran past its timeout'}"
         return JobTimedOut(text, job_id=record.id, end_reason="timeout")

@@ -165,6 +165,10 @@ class Submitter:
             kind=spec.kind,
             name=spec.name,
             count=order.count,
+            after=plan.after,
+            after_policy=plan.after_policy,
+            permit=plan.permit,
+            rate=plan.rate,
         )
 
 

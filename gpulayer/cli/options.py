@@ -56,6 +56,29 @@ Label: TypeAlias = Annotated[
     list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="A label that the worker has.")
 ]
 
+After: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--after", metavar="JOB", help="A job that has to end first.")
+]
+AfterPolicy: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--after-policy", metavar="P", help="succeeded: else it is cancelled; ended: however it ended."
+    ),
+]
+ConcurrencyKey: TypeAlias = Annotated[
+    str | None, typer.Option("--concurrency-key", metavar="KEY", help="Jobs of one key take turns.")
+]
+Concurrency: TypeAlias = Annotated[
+    int | None, typer.Option("--concurrency", metavar="N", help="How many jobs of the key run at once (1).")
+]
+RateLimit: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--rate-limit", metavar="N/TIME", help="How many jobs of the key begin, as 100/1m."),
+]
+Delay: TypeAlias = Annotated[
+    str | None, typer.Option("--delay", metavar="TIME", help="Begin no sooner than that, such as 10m.")
+]
+
 
 def open_client(target: str | None, redis: str | None) -> Client:
     """The client of a command; its errors are the command's."""

@@ -51,6 +51,10 @@ def one_line(text: str) -> str:
         (["--target", "cloud"], "no target is saved as 'cloud'"),
         (["--redis", "http://x"], "http://x"),
         (["--gpsu", "1"], "unknown option '--gpsu': did you mean '--gpus'?"),
+        (["--concurrency", "2"], "--concurrency 2: of which jobs? give a concurrency_key too"),
+        (["--rate-limit", "often", "--concurrency-key", "k"], "--rate-limit often: write NUMBER/TIME"),
+        (["--after", "a b"], "--after a b: give jobs"),
+        (["--delay", "soon"], "--delay soon: 'soon' is not a duration"),
         (["--name", "a\nb"], "a name is one printable line"),
     ],
 )

@@ -142,6 +142,17 @@ def test_one_idempotency_key_is_one_job(cli: Cli, address: str) -> None:
     assert "idempotency key 'k'" in other.err
 
 
+def test_a_job_can_wait_for_others_and_take_turns(cli: Cli, bench: Bench, link: Link, namespace: str) -> None:
+    first = cli("submit", "-d", "--concurrency-key", "disk", "--", "true").out.strip()
+    second = cli("submit", "-d", "--after", first, "--", "true").out.strip()
+    third = cli("submit", "-d", "--concurrency-key", "disk", "--", "true").out.strip()
+    later = cli("submit", "-d", "--delay", "1h", "--", "true").out.strip()
+
+    phases = [Queue(link, namespace).record(job_id).phase for job_id in (first, second, third, later)]
+    assert phases == ["ready", "blocked", "limited", "delayed"]
+    assert "state       queued (blocked)" in cli("show", second).out
+
+
 def test_options_after_the_command_are_the_command_s(
     cli: Cli, address: str, link: Link, namespace: str
 ) -> None:

@@ -1,0 +1,101 @@
+"""What a job waits for beside a worker: other jobs, its turn under a key, a rate."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpulayer as gl
+from gpulayer.client import Client
+from gpulayer.options import plan_of
+from gpulayer_broker.errors import BadRequirement, JobNotFound
+from tests.sdk.benches import Bench
+
+pytestmark = pytest.mark.usefixtures("remotely")
+
+
+@gl.remote
+def double(n: int) -> int:
+    return 2 * n
+
+
+def test_a_job_begins_when_those_before_it_have_succeeded(bench: Bench) -> None:
+    first = double.delay(1)
+    both = double.map([2, 3])
+    last = double.options(after=[first, both.jobs[0].id]).delay(4)
+    after_map = double.options(after=both).delay(5)
+
+    assert (last.record.phase, after_map.record.phase) == ("blocked", "blocked")
+    bench.give(first.id, 0)
+    bench.give(both.jobs[0].id, 0)
+    assert (last.record.phase, after_map.record.phase) == ("ready", "blocked")
+    bench.give(both.jobs[1].id, 0)
+    bench.give(last.id, 8)
+    bench.give(after_map.id, 10)
+    assert (last.result(5), after_map.result(5)) == (8, 10)
+
+
+def test_a_failed_predecessor_is_told_to_who_waits_behind_it(bench: Bench) -> None:
+    first = double.delay(1)
+    strict = double.options(after=first).delay(2)
+    tolerant = double.options(after=first, after_policy="ended").delay(3)
+    bench.fail(first.id, ValueError("no"))
+
+    with pytest.raises(gl.JobCancelled, match="a job that it was to run after did not succeed") as told:
+        strict.result(5)
+    assert told.value.end_reason == strict.end_reason == "predecessor_failed"
+    bench.give(tolerant.id, 6)
+    assert tolerant.result(5) == 6
+
+
+def test_an_unknown_predecessor_is_refused(bench: Bench) -> None:
+    with pytest.raises(JobNotFound, match="j_nothing"):
+        double.options(after="j_nothing").delay(1)
+
+
+def test_jobs_of_one_key_take_turns(client: Client, bench: Bench) -> None:
+    jobs = [double.options(concurrency_key="disk").delay(n) for n in range(3)]
+    assert [job.record.phase for job in jobs] == ["ready", "limited", "limited"]
+
+    for job in jobs:
+        bench.give(job.id, 0)
+    assert [job.result(5) for job in jobs] == [0, 0, 0]
+    pair = [double.options(concurrency_key="two", concurrency=2).delay(n) for n in range(3)]
+    assert [job.record.phase for job in pair] == ["ready", "ready", "limited"]
+
+
+def test_a_rate_lets_so_many_begin_within_its_time(bench: Bench) -> None:
+    rated = double.options(concurrency_key="api", rate_limit="2/1h")
+
+    assert [rated.delay(n).record.phase for n in range(3)] == ["ready", "ready", "limited"]
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("100/1m", "k=100/60000"), ("3 / 500ms", "k=3/500"), ("1/s", "k=1/1000"), ("7/2h", "k=7/7200000")],
+)
+def test_a_rate_is_a_number_and_a_time(text: str, rate: str) -> None:
+    plan = plan_of({"concurrency_key": "k", "rate_limit": text})
+
+    assert (plan.rate, plan.permit) == (rate, "")
+    assert plan_of({"concurrency_key": "k", "rate_limit": text, "concurrency": 3}).permit == "k=3"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"after": 3}, "after=3: give jobs, their ids"),
+        ({"after": ["j_1", "j 2"]}, "after='j 2'"),
+        ({"after_policy": "whatever"}, "after_policy='whatever': not known"),
+        ({"concurrency": 2}, "concurrency=2: of which jobs"),
+        ({"concurrency_key": "a b"}, "concurrency_key='a b'"),
+        ({"concurrency_key": "k", "concurrency": 0}, "concurrency=0"),
+        ({"rate_limit": "1/s"}, "of which jobs"),
+        ({"concurrency_key": "k", "rate_limit": "often"}, "write NUMBER/TIME"),
+        ({"concurrency_key": "k", "rate_limit": "0/1s"}, "write NUMBER/TIME"),
+        ({"concurrency_key": "k", "rate_limit": "5/0s"}, "more than nothing"),
+        ({"concurrency_key": "k", "rate_limit": "5/soon"}, "rate_limit='5/soon'"),
+    ],
+)
+def test_a_gate_without_sense_is_refused_where_it_is_written(options: dict[str, object], text: str) -> None:
+    with pytest.raises(BadRequirement, match=text):
+        gl.remote(**options)  # type: ignore[call-overload]
