@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections import defaultdict
@@ -89,8 +90,9 @@ def holds(path: Path, count: int) -> dict[str, list[tuple[int, int]]]:
     )
     found: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for line in path.read_text().splitlines():
-        gpu, start, end = line.split()
-        found[gpu].append((int(start), int(end)))
+        gpus, start, end = line.split()
+        for gpu in gpus.split(","):
+            found[gpu].append((int(start), int(end)))
     return {gpu: sorted(spans) for gpu, spans in found.items()}
 
 
@@ -116,6 +118,27 @@ def test_two_workers_of_one_machine_never_grant_a_gpu_twice(
     found = holds(path, 10)
     assert_one_at_a_time(found)
     assert found.keys() == {"0", "1"}
+
+
+@pytest.mark.rule_04
+@pytest.mark.rule_05
+def test_jobs_of_one_to_four_gpus_share_eight_and_none_twice(
+    desk: Desk, hire: Hire, driver: Driver, tmp_path: Path
+) -> None:
+    driver.show(*(Gpu(slot) for slot in range(8)))
+    path = tmp_path / "holds"
+    for _ in range(2):
+        hire(environment=driver.environment)
+    wait_until(lambda: desk.online() == 2, 20, "both workers are there")
+    counts = random.Random(7).choices((1, 2, 3, 4), k=24)
+
+    for gpus in counts:
+        shell(desk, HOLD.format(file=path), gpus=gpus)
+
+    found = holds(path, len(counts))
+    assert_one_at_a_time(found)
+    assert sum(len(spans) for spans in found.values()) == sum(counts)
+    assert found.keys() == {str(slot) for slot in range(8)}
 
 
 @pytest.mark.rule_04
