@@ -46,6 +46,9 @@ _ENDS: dict[str, tuple[type[JobError], str, str]] = {
     "ResultTooLarge": (ResultNotPicklable, "result_error", "its result is too large"),
     "CannotStart": (JobFailed, "cannot_start", "it could not be started"),
     "CannotLoad": (JobFailed, "cannot_start", "it could not be loaded"),
+    "Signalled": (JobFailed, "signal", ""),
+    "OutOfMemory": (JobFailed, "oom", "its memory was not enough"),
+    "NoReport": (JobFailed, "user_error", "its process ended before it reported"),
     "Failed": (JobFailed, "", "it failed"),
 }
 
@@ -114,6 +117,8 @@ def item_error(array_id: str, number: int, error: bytes, *, trusted: bool) -> Ex
     where = f"item {number} of job {array_id}"
     if not told.get("traceback") and name in _ENDS:
         kind, reason, otherwise = _ENDS[name]
+        if kind is JobFailed:
+            return _failed(where, array_id, reason, {"message": message or otherwise, **told})
         return kind(f"{where}: {message or otherwise}", job_id=array_id, end_reason=reason)
     return _raised(told, f"in {where}", array_id, "user_error", trusted=trusted)
 
@@ -186,7 +191,7 @@ def error_of(record: JobRecord, *, trusted: bool) -> Exception:
     if record.end_reason == "user_error" and record.kind == "function":
         where = f"in job {record.id} on worker {record.worker}"
         return _raised(told, where, record.id, record.end_reason, trusted=trusted)
-    return _failed(record, told)
+    return _failed(f"job {record.id}", record.id, record.end_reason, told)
 
 
 def _told(raw: bytes) -> Mapping[str, Any]:
@@ -197,7 +202,7 @@ def _told(raw: bytes) -> Mapping[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def _failed(record: JobRecord, told: Mapping[str, Any]) -> JobError:
+def _failed(where: str, job_id: str, end_reason: str, told: Mapping[str, Any]) -> JobError:
     code, number = told.get("exit_code"), told.get("signal")
     text = str(told.get("message") or "")
     if isinstance(number, int) and number:
@@ -205,11 +210,11 @@ def _failed(record: JobRecord, told: Mapping[str, Any]) -> JobError:
         text = text or f"ended by {_signal_name(number)}"
     elif isinstance(code, int):
         text = text or f"exited with code {code}"
-    text = text or record.end_reason or "no reason was told"
+    text = text or end_reason or "no reason was told"
     return JobFailed(
-        f"job {record.id} failed: {text}",
-        job_id=record.id,
-        end_reason=record.end_reason,
+        f"{where} failed: {text}",
+        job_id=job_id,
+        end_reason=end_reason,
         exit_code=code if isinstance(code, int) and code else 1,
     )
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -194,11 +195,12 @@ def test_an_item_that_took_its_workers_along_is_told_so(bench: Bench) -> None:
         ({"type": "JobTimedOut", "message": "it ran longer"}, gl.JobTimedOut),
         ({"type": "ResultTooLarge", "message": "1 GB"}, gl.GpulayerError),
         ({"type": "CannotStart", "message": "no such module"}, gl.JobFailed),
+        ({"type": "Signalled", "message": "ended by signal 11", "signal": 11}, gl.JobFailed),
         ({"type": "JobTimedOut", "module": "theirs", "message": "x", "traceback": "line 1"}, gl.RemoteError),
     ],
 )
 def test_an_item_that_came_to_no_end_of_its_own_has_a_typed_error(
-    bench: Bench, told: dict[str, str], kind: type[Exception]
+    bench: Bench, told: dict[str, Any], kind: type[Exception]
 ) -> None:
     results = double.map(range(1))
     bench.serve_array(results.jobs[0].id, lambda _: ItemOutcome(False, "error", json.dumps(told).encode()))
@@ -319,6 +321,33 @@ def test_pages_that_nobody_was_told_of_are_read_after_a_new_connection(client: C
     assert next(values) == 2
     bench.serve_array(job.id, doubled)
     assert next(values) == 4
+
+
+def test_a_page_whose_notice_is_lost_is_read_from_the_queue(bench: Bench) -> None:
+    results = double.map(range(4))
+    (job,) = results.jobs
+    values = iter(results)
+    bench.serve_array(job.id, doubled, chunks=1, us_each=20_000)
+    assert next(values) == 0
+    done = bench.hand.key(f"done:{results._client._waiter.client}")
+    grants = [grant for _ in range(3) if (grant := bench.chunk(job.id))]
+    bench.end_chunk(grants[0], [good(2)])
+    bench.hand.link.call("XDEL", done, "0-2")
+    bench.end_chunk(grants[1], [good(4)])
+
+    assert [next(values) for _ in range(2)] == [2, 4]
+    bench.end_chunk(grants[2], [good(6)])
+    assert next(values) == 6
+
+
+def test_an_item_that_a_signal_ended_has_its_exit_code(bench: Bench) -> None:
+    results = double.map(range(1))
+    told = json.dumps({"type": "Signalled", "message": "", "signal": 11}).encode()
+    bench.serve_array(results.jobs[0].id, lambda _: ItemOutcome(False, "error", told))
+
+    with pytest.raises(gl.JobFailed, match="SIGSEGV") as error:
+        results.results()
+    assert (error.value.exit_code, error.value.end_reason) == (139, "signal")
 
 
 def test_an_endless_input_goes_out_as_arrays_one_after_another(bench: Bench) -> None:

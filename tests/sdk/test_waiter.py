@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -99,6 +100,39 @@ def test_a_gap_in_the_notices_is_noticed(client: Client, bench: Bench) -> None:
 
     assert third.result(5) == 3
     assert second.result(2) == 2
+
+
+def test_a_job_that_waits_for_jobs_that_cannot_begin_says_so_once(
+    address: str,
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    with Client(redis=address) as outside:
+        running, waiting = outside.submit(work), outside.submit(work)
+        bench.take(running.id)
+        if waiting.id in bench.machine.held:
+            bench.hand.commit(bench.machine, bench.machine.held[waiting.id], "retry", delay_ms=60_000)
+    monkeypatch.setenv("GPULAYER_JOB_ID", "j_parent")
+    monkeypatch.setenv("GPULAYER_STORE", str(tmp_path))
+    monkeypatch.setenv("GPULAYER_OWNER", "somebody@somewhere")
+    session = Session(resolve_target())
+    waiter = Waiter(session, silence_s=0.1)
+    try:
+        assert not waiter.wait(waiter.slot(running.id), 0.5)
+        assert capfd.readouterr().err == ""
+        assert not waiter.wait(waiter.slot(waiting.id), 0.5)
+        told = capfd.readouterr().err
+        assert told.count("this job waits for 1 jobs of its own, none of which has begun") == 1
+        assert "holds its slot" in told
+        with Client() as inside:
+            child = inside.submit(work).record
+            assert child.owner == "somebody@somewhere"
+            assert inside.trusts_workers
+    finally:
+        waiter.close()
+        session.close()
 
 
 def test_silence_lets_the_clock_tick(address: str, bench: Bench) -> None:
