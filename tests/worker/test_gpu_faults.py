@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import orjson
+import psutil
 import pytest
 
 from gpulayer_broker.units import GIB, MIB
@@ -275,3 +276,19 @@ def test_jobs_on_the_gpus_of_a_driver_that_stays_silent_are_handed_back(
     assert orjson.loads(facts["info"])["driver_answers"] is False
     driver.recover()
     assert text_of(desk, job).split()[3] == "0"
+
+
+def test_a_probe_that_is_killed_is_started_again_and_gpu_jobs_go_on(
+    desk: Desk, hire: Hire, driver: Driver
+) -> None:
+    driver.show(Gpu(0))
+    worker = hire(environment=driver.environment, probe_every_s=60, heartbeat_s=0.2)
+    assert seen_by(desk, gpus=1).split()[3] == "0"
+
+    [probe] = [
+        c for c in psutil.Process(worker.pid).children() if "gpulayer_worker.devices.child" in c.cmdline()
+    ]
+    probe.kill()
+
+    assert seen_by(desk, gpus=1).split()[3] == "0"
+    assert "has ended (signal 9); another starts" in worker.said()

@@ -190,6 +190,27 @@ def test_a_card_that_is_cut_into_slices_is_its_slices(
     ]
 
 
+def test_what_the_driver_prints_is_not_taken_for_an_answer(
+    look: Look, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, driver.show(Gpu(0)).noise("nvmlDeviceGetName").noise("nvmlInitWithFlags"))
+
+    assert [d.usable for d in look("gb10").devices] == [True]
+
+
+def test_a_vendors_files_that_hold_what_nobody_expected_hide_no_other_vendors_devices(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, driver.show(Gpu(0)))
+    root = write_out("radeon_and_apu", tmp_path)
+    (root / "proc" / "meminfo").write_text("MemTotal:\n")
+
+    found, _ = detect(LIMIT_S, root)
+
+    assert [d.kind for d in found.devices] == ["cuda"]
+    assert found.faults[0].startswith("AMD devices could not be looked at: ")
+
+
 def use(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
     """The probe's children of this test find this driver."""
     for name, value in driver.environment.items():

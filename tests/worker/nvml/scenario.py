@@ -97,6 +97,10 @@ class Driver:
     def hang(self, function: str) -> Driver:
         return self._add("hang", function)
 
+    def noise(self, function: str) -> Driver:
+        """The function prints to the standard output of whoever calls it."""
+        return self._add("noise", function)
+
     def xid(self, slot: int, code: int) -> Driver:
         return self._add("xid", 1 + sum(line.startswith("xid|") for line in self.lines), slot, code)
 

@@ -9,6 +9,7 @@
      process|slot|pid|bytes or -|c or g (compute, graphics)
      xid|sequence|slot|code
      fail|function|code            fail|function:slot|code            hang|function            hang|function:slot
+     noise|function                (it prints to the standard output)
 
    A GPU's index is its place among the gpu lines. A handle whose line has gone answers that the GPU is lost. */
 
@@ -79,6 +80,7 @@ static int fault(const char *function, int slot) {
     if (n < 2 || (strcmp(v[1], function) && strcmp(v[1], exact))) continue;
     if (!strcmp(v[0], "fail") && n > 2) code = atoi(v[2]);
     if (!strcmp(v[0], "hang")) hang = 1;
+    if (!strcmp(v[0], "noise")) { printf("NVRM: {\"report\": 1}\n"); fflush(stdout); }
   }
   fclose(f);
   while (hang) pause();

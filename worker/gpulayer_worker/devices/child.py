@@ -25,6 +25,7 @@ from gpulayer_worker.devices.survey import Survey
 XID_WAIT_MS = 1000
 
 _printing = threading.Lock()
+_told = sys.stdout
 
 
 def main() -> None:
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=None, help="folder of a recorded machine")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _keep_the_answers_apart()
     asked = threading.Semaphore(0)
     if not args.once:
         threading.Thread(target=_listen, args=(asked,), daemon=True).start()
@@ -45,6 +47,13 @@ def main() -> None:
     threading.Thread(target=_tell_xids, args=(survey,), daemon=True).start()
     while asked.acquire():
         _say("readings", [asdict(reading) for reading in survey.readings()])
+
+
+def _keep_the_answers_apart() -> None:
+    """What drivers and their libraries print goes to the standard error, not between the documents."""
+    global _told
+    _told = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
 
 
 def _listen(asked: threading.Semaphore) -> None:
@@ -61,8 +70,8 @@ def _tell_xids(survey: Survey) -> None:
 
 def _say(kind: str, content: Any) -> None:
     with _printing:
-        sys.stdout.write(json.dumps({kind: content}) + "\n")
-        sys.stdout.flush()
+        _told.write(json.dumps({kind: content}) + "\n")
+        _told.flush()
 
 
 if __name__ == "__main__":

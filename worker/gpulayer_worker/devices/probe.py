@@ -78,6 +78,14 @@ class Child:
             self.asked_s = None
         return kind, content
 
+    @property
+    def exit(self) -> str:
+        """How it ended, once it has been killed or waited for."""
+        code = self._process.returncode
+        if code is None:
+            return "still in the kernel"
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
     def kill(self) -> None:
         """Ends it. One that hangs inside the kernel stays, and is nobody's business any more."""
         self._process.kill()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from gpulayer_worker.devices.apple import Apple
@@ -25,8 +25,9 @@ class Survey:
         return Report(listed_cards(self.machine, NOT_ANSWERING))
 
     def report(self) -> Report:
-        found = self._nvidia.report() if self._nvidia else Report()
-        return found.joined(self._rocm.report()).joined(self._apple.report())
+        found = _unless_it_fails("NVIDIA", self._nvidia.report) if self._nvidia else Report()
+        found = found.joined(_unless_it_fails("AMD", self._rocm.report))
+        return found.joined(_unless_it_fails("Apple", self._apple.report))
 
     def readings(self) -> tuple[Reading, ...]:
         own = self._nvidia.readings() if self._nvidia else ()
@@ -34,6 +35,14 @@ class Survey:
 
     def xids(self, wait_ms: int) -> Iterator[tuple[str, int]]:
         return self._nvidia.xids(wait_ms) if self._nvidia else iter(())
+
+
+def _unless_it_fails(vendor: str, look: Callable[[], Report]) -> Report:
+    """What is found; a source that holds what nobody expected is told as a fault."""
+    try:
+        return look()
+    except Exception as error:  # noqa: BLE001 - files and tools of a machine may hold anything
+        return Report(faults=(f"{vendor} devices could not be looked at: {type(error).__name__}: {error}",))
 
 
 class _Nvidia:

@@ -84,6 +84,7 @@ class Watch(threading.Thread):
         self._serving: Child | None = None
         self._coming: Child | None = None
         self._next_look_s = 0.0
+        self._failures = 0
         self._silent_since_s: float | None = None
         self._sick: dict[str, str] = {}
         self._known: dict[str, Device] = {}
@@ -213,7 +214,7 @@ class Watch(threading.Thread):
         """A fresh look is complete: its child serves from now on."""
         assert child.report is not None
         former = self._serving
-        self._serving, self._coming = child, None
+        self._serving, self._coming, self._failures = child, None, 0
         if former is not None:
             former.kill()
         self._silent_since_s = None
@@ -266,7 +267,10 @@ class Watch(threading.Thread):
             if self._sight is None:
                 self._set(Sight(child.listed, answers=False))
         if served or child.report is None:
-            self._next_look_s = min(self._next_look_s, time.monotonic() + RETRY_S)
+            log.warning("the process that asks the device drivers has ended (%s); another starts", child.exit)
+            self._failures += child.report is None
+            pause_s = min(self._every_s, RETRY_S * 2 ** min(self._failures, 6))
+            self._next_look_s = min(self._next_look_s, time.monotonic() + pause_s)
 
     def _silent(self, child: Child, now_s: float) -> None:
         """The driver takes too long: nothing is known of its devices until it answers again."""
