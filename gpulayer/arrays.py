@@ -67,6 +67,11 @@ class Part:
         """Whether `take` would learn something."""
         return not self.over and bool(self._arrived or self._unsure or self._ended)
 
+    def expect(self) -> None:
+        """An end is waited for, where waiting was given up before."""
+        with self._news:
+            self._ended = self._ended and self.job._slot.notice is not None
+
     def knows(self, number: int) -> bool:
         """Whether nothing more will be learned of an item."""
         return self.over or self.outcomes[number] is not None
@@ -75,7 +80,6 @@ class Part:
         """Takes in what has arrived, and reads from the queue what did not arrive."""
         ended, slot = self._ended, self.job._slot
         if ended and slot.notice is None:
-            self._ended = False
             assert slot.error is not None, "a slot is told when its end is known or waiting is given up"
             raise slot.error
         missing, self._unsure = self._unsure, False
@@ -246,18 +250,27 @@ class ArrayResult(MapResult[R]):
         """Waits for pages until enough is known."""
         while not known():
             with self._news:
-                while not any(part.has_news for part in self._parts):
+                while not (known() or any(part.has_news for part in self._parts)):
                     self._news.wait()
+            self._take()
+
+    def _take(self) -> None:
+        """Takes in what has arrived, one thread at a time; the others look again."""
+        try:
             with self._taking:
                 for part in self._parts:
                     if part.has_news:
                         part.take(self._client)
+        finally:
+            with self._news:
+                self._news.notify_all()
 
     def _listen(self, listening: list[Part], parts: Sequence[Part] | deque[Part]) -> None:
         for part in parts:
             listening.append(part)
             if part.over:
                 continue
+            part.expect()
             if not part.job._slot.watched:
                 part.missed()
             self._client._waiter.listen(part.job._slot, part.told)
