@@ -213,6 +213,7 @@ class Client:
         *,
         sized: bool,
         return_exceptions: bool = False,
+        max_parallel: int | None = None,
         max_in_flight: int = 1000,
         progress: bool = True,
     ) -> MapResult[Any]:
@@ -224,8 +225,10 @@ class Client:
             raise UsageError("idempotency_key names one job: a map has many, so submit them one by one")
         window = Window(max_in_flight)
         manner = Manner(plan.name or packed.label, return_exceptions, progress)
-        # An item of an array has no retries of its own.
-        if plan.isolation == WARM and not plan.retries:
+        if max_parallel is not None:
+            plan = plan.taking_turns(max_parallel)
+        # An item of an array has no retries of its own, and takes no turns.
+        if plan.isolation == WARM and not plan.retries and max_parallel is None:
             arrays = self.submit_arrays(packed, calls, plan, ARRAY_ITEMS if sized else window.step)
             return ArrayResult(self, arrays, manner, sized=sized, window=window)
         batches = self.submit_calls(packed, calls, plan, BATCH if sized else window.step)

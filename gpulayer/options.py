@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
@@ -114,6 +115,13 @@ class Plan:
     def message_options(self) -> dict[str, Any]:
         """What the message tells Dramatiq's middleware."""
         return {"max_retries": self.retries}
+
+    def taking_turns(self, most: int) -> Plan:
+        """The same for the jobs of one map, of which so many run at once."""
+        words = Wording(False)
+        if self.permit:
+            raise words.error("max_parallel", most, "the concurrency_key already says how many run at once")
+        return replace(self, permit=_permit(words, f"map-{secrets.token_hex(8)}", most, "max_parallel"))
 
     def on_python(self, minor: str) -> Plan:
         """The same on a Python of this minor version, where the user asked for none."""
@@ -247,13 +255,13 @@ def _at_once(options: Mapping[str, Any]) -> Any:
     return 1
 
 
-def _permit(words: Wording, key: Any, most: Any) -> str:
+def _permit(words: Wording, key: Any, most: Any, name: str = "concurrency") -> str:
     """`key=limit`: at most so many jobs of this key run at once."""
     if most is None:
         return ""
     if key is None:
         raise words.error("concurrency", most, "of which jobs? give a concurrency_key too")
-    return f"{_gate_key(words, key)}={count(words, 'concurrency', most, least=1)}"
+    return f"{_gate_key(words, key)}={count(words, name, most, least=1)}"
 
 
 def _rate(words: Wording, text: Any, key: Any) -> str:

@@ -66,6 +66,7 @@ class RemoteFunction(Generic[P, R]):
         xs: Iterable[Any],
         *,
         return_exceptions: Literal[False] = False,
+        max_parallel: int | None = None,
         max_in_flight: int = 1000,
         progress: bool = True,
     ) -> MapResult[R]: ...
@@ -76,6 +77,7 @@ class RemoteFunction(Generic[P, R]):
         xs: Iterable[Any],
         *,
         return_exceptions: bool,
+        max_parallel: int | None = None,
         max_in_flight: int = 1000,
         progress: bool = True,
     ) -> MapResult[R | Exception]: ...
@@ -85,17 +87,21 @@ class RemoteFunction(Generic[P, R]):
         xs: Iterable[Any],
         *,
         return_exceptions: bool = False,
+        max_parallel: int | None = None,
         max_in_flight: int = 1000,
         progress: bool = True,
     ) -> MapResult[R] | MapResult[R | Exception]:
         """Submits one call for each item: all of them before it returns, if `xs` has a length.
 
         A bar is drawn on a terminal or in a notebook while the results are waited for; `progress=False` draws none.
+        `max_parallel` is how many calls run at once, at most; each of them is then a job of its own.
 
         >>> square.map(range(100)).results()
         """
         calls: Iterator[Arguments] = (((x,), {}) for x in xs)
-        return self._mapped(calls, isinstance(xs, Sized), return_exceptions, max_in_flight, progress)
+        return self._mapped(
+            calls, isinstance(xs, Sized), return_exceptions, max_parallel, max_in_flight, progress
+        )
 
     @overload
     def starmap(
@@ -103,6 +109,7 @@ class RemoteFunction(Generic[P, R]):
         xs: Iterable[Iterable[Any]],
         *,
         return_exceptions: Literal[False] = False,
+        max_parallel: int | None = None,
         max_in_flight: int = 1000,
         progress: bool = True,
     ) -> MapResult[R]: ...
@@ -113,6 +120,7 @@ class RemoteFunction(Generic[P, R]):
         xs: Iterable[Iterable[Any]],
         *,
         return_exceptions: bool,
+        max_parallel: int | None = None,
         max_in_flight: int = 1000,
         progress: bool = True,
     ) -> MapResult[R | Exception]: ...
@@ -122,6 +130,7 @@ class RemoteFunction(Generic[P, R]):
         xs: Iterable[Iterable[Any]],
         *,
         return_exceptions: bool = False,
+        max_parallel: int | None = None,
         max_in_flight: int = 1000,
         progress: bool = True,
     ) -> MapResult[R] | MapResult[R | Exception]:
@@ -130,13 +139,16 @@ class RemoteFunction(Generic[P, R]):
         >>> power.starmap([(2, 3), (3, 2)]).results()
         """
         calls: Iterator[Arguments] = ((tuple(x), {}) for x in xs)
-        return self._mapped(calls, isinstance(xs, Sized), return_exceptions, max_in_flight, progress)
+        return self._mapped(
+            calls, isinstance(xs, Sized), return_exceptions, max_parallel, max_in_flight, progress
+        )
 
     def _mapped(
         self,
         calls: Iterator[Arguments],
         sized: bool,
         return_exceptions: bool,
+        max_parallel: int | None,
         max_in_flight: int,
         progress: bool,
     ) -> MapResult[R]:
@@ -146,6 +158,7 @@ class RemoteFunction(Generic[P, R]):
             self._plan,
             sized=sized,
             return_exceptions=return_exceptions,
+            max_parallel=max_parallel,
             max_in_flight=max_in_flight,
             progress=progress,
         )

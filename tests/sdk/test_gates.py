@@ -63,6 +63,22 @@ def test_jobs_of_one_key_take_turns(client: Client, bench: Bench) -> None:
     assert [job.record.phase for job in pair] == ["ready", "ready", "limited"]
 
 
+@pytest.mark.parametrize("isolation", ["fresh", "warm"])
+def test_of_a_map_so_many_run_at_once_as_it_says(bench: Bench, isolation: str) -> None:
+    results = double.options(isolation=isolation).map(range(5), max_parallel=2)
+    others = double.map(range(2), max_parallel=1)
+
+    assert [job.record.phase for job in results.jobs] == ["ready"] * 2 + ["limited"] * 3
+    assert [job.record.phase for job in others.jobs] == ["ready", "limited"]
+    for job in results.jobs:
+        bench.give(job.id, 0)
+    assert results.results() == [0] * 5
+    with pytest.raises(BadRequirement, match="max_parallel=0"):
+        double.map([1], max_parallel=0)
+    with pytest.raises(BadRequirement, match="concurrency_key already says"):
+        double.options(concurrency_key="k").map([1], max_parallel=2)
+
+
 def test_a_rate_lets_so_many_begin_within_its_time(bench: Bench) -> None:
     rated = double.options(concurrency_key="api", rate_limit="2/1h")
 
