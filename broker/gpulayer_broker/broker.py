@@ -74,17 +74,16 @@ class Needs(Middleware):
         return set(REQUIREMENT_OPTIONS)
 
     def after_worker_boot(self, broker: Broker, worker: dramatiq.Worker) -> None:
-        cast(CapabilityBroker, broker).join_namespace(worker.worker_threads, lambda: _is_paused(worker))
+        cast(CapabilityBroker, broker).join_namespace(worker.worker_threads, worker)
+
+    def after_declare_queue(self, broker: Broker, queue_name: str) -> None:
+        cast(CapabilityBroker, broker).offer_queues()
 
     def before_worker_shutdown(self, broker: Broker, worker: dramatiq.Worker) -> None:
         cast(CapabilityBroker, broker).stop_claiming()
 
     def after_worker_shutdown(self, broker: Broker, worker: dramatiq.Worker) -> None:
         cast(CapabilityBroker, broker).leave_namespace()
-
-
-def _is_paused(worker: dramatiq.Worker) -> bool:
-    return any(consumer.paused for consumer in worker.consumers.values())
 
 
 class CapabilityBroker(Broker):
@@ -120,6 +119,7 @@ class CapabilityBroker(Broker):
         self._connecting = threading.Lock()
         self._processing = threading.local()
         self.member: Member | None = None
+        self._worker: dramatiq.Worker | None = None
         self.delivery = Delivery(self.queues, keep_dead_ms=dead_message_ttl)
         self.add_middleware(Needs())
         self.add_middleware(self._groups)
@@ -232,19 +232,36 @@ class CapabilityBroker(Broker):
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30000) -> Consumer:
         return CapabilityConsumer(self.delivery, queue_name, timeout)
 
-    def join_namespace(self, threads: int, is_paused: Callable[[], bool] = lambda: False) -> None:
+    def join_namespace(self, threads: int, worker: dramatiq.Worker | None = None) -> None:
         """A worker process of this broker starts to take messages, `threads` at once, but while it is paused."""
+        self._worker = worker
         with as_dramatiq():
             self.queue.link.call("PING")
         callbacks = Callbacks(deliver=self.delivery.put)
         self.member = self._make_member(callbacks) if self._make_member else self._own_member(callbacks)
-        self.delivery.open(self.member, is_paused)
+        self.delivery.open(self.member, self._is_paused)
         try:
             with as_dramatiq():
                 self.member.join(threads)
         except BaseException:
             self.member = None  # one that never joined must not pass for a member
             raise
+
+    @property
+    def consumed_queues(self) -> tuple[str, ...]:
+        """The queues whose messages this process takes: all, or those that its worker was started for."""
+        return tuple(sorted(self._worker.consumers if self._worker else self.queues))
+
+    def offer_queues(self) -> None:
+        """A queue that is declared while the worker runs is served too."""
+        if (member := self.member) is not None and set(self.consumed_queues) - set(
+            member.capabilities.queues
+        ):
+            with as_dramatiq():
+                member.change(replace(member.capabilities, queues=self.consumed_queues))
+
+    def _is_paused(self) -> bool:
+        return self._worker is not None and any(c.paused for c in self._worker.consumers.values())
 
     def use_member(self, make: Callable[[Callbacks], Member]) -> None:
         """Worker processes of this broker join by what this makes; `gpulayer_worker.offer_devices` is one such."""
@@ -253,7 +270,7 @@ class CapabilityBroker(Broker):
     def _own_member(self, callbacks: Callbacks) -> Member:
         name = f"{socket.gethostname()}-{os.getpid()}"
         identity = Identity(worker=f"w_{name}-{secrets.token_hex(3)}", node=socket.gethostname())
-        caps = self._capabilities or own_capabilities(queues=tuple(self.queues))
+        caps = self._capabilities or own_capabilities(queues=self.consumed_queues)
         return Member(self.endpoint, self.settings, identity, caps, callbacks)
 
     def stop_claiming(self) -> None:
@@ -263,7 +280,7 @@ class CapabilityBroker(Broker):
 
     def leave_namespace(self) -> None:
         if self.member is not None:
-            member, self.member = self.member, None
+            member, self.member, self._worker = self.member, None, None
             member.leave()
 
     # Waiting and cleaning -------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def test_a_queue_full_of_damaged_records_is_worked_off(
     ring.send()
     start(broker)
     assert ran.acquire(timeout=20)
-    assert broker.queue.open_jobs("default") == 0
+    broker.join("default", timeout=5000)
 
 
 def test_a_report_that_the_queue_refuses_ends_as_a_failure_that_says_so(

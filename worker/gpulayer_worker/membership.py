@@ -40,7 +40,7 @@ def offer_devices(broker: CapabilityBroker, *, gpus: str = "", gpu_share: int = 
         raise UsageError(f"gpu_share={gpu_share}: at least 1 job has a GPU", value=gpu_share)
 
     def member(callbacks: Callbacks) -> Member:
-        offered = Offered(gpus=gpus, gpu_share=gpu_share, queues=tuple(sorted(broker.queues)))
+        offered = Offered(gpus=gpus, gpu_share=gpu_share, queues=broker.consumed_queues)
         return DeviceMember(
             broker, Hardware(broker.settings, offered, Path(tempfile.gettempdir())), callbacks
         )

@@ -1,0 +1,96 @@
+"""The queue goes away and comes back: sends say so, acks and nacks are tried again, workers go on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import dramatiq
+import pytest
+from dramatiq import worker as dramatiq_worker
+from dramatiq.errors import BrokerConnectionError
+
+from gpulayer_broker.broker import CapabilityBroker
+from tests.dramatiq.conftest import quick_settings
+from tests.servers import QueueServer
+from tests.support import wait_until
+
+pytestmark = pytest.mark.timeout(60)
+Server = Callable[..., QueueServer]
+
+
+@pytest.fixture
+def server(queue_server: Server) -> QueueServer:
+    return queue_server(append_only=True)
+
+
+@pytest.fixture
+def broker(server: QueueServer) -> CapabilityBroker:
+    return CapabilityBroker(server.endpoint, settings=quick_settings())
+
+
+def test_a_send_without_a_queue_is_dramatiqs_connection_error(
+    server: QueueServer, broker: CapabilityBroker
+) -> None:
+    @dramatiq.actor(broker=broker)
+    def job() -> None: ...
+
+    job.send()
+    server.kill()
+
+    with pytest.raises(BrokerConnectionError):
+        job.send()
+    broker.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_ack_or_nack_without_a_queue_is_tried_until_the_queue_is_back(
+    server: QueueServer, broker: CapabilityBroker, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(dramatiq_worker, "POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.1)
+    began, gate = threading.Event(), threading.Event()
+    runs: list[int] = []
+
+    @dramatiq.actor(broker=broker, max_retries=0)
+    def hold() -> None:
+        runs.append(1)
+        began.set()
+        gate.wait(20)
+        if fails:
+            raise ValueError("a nack")
+
+    message = hold.send()
+    worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=50)
+    worker.start()
+    try:
+        assert began.wait(10)
+        server.kill()
+        gate.set()
+        server.start()
+        wait_until(lambda: broker.queue.record(message.message_id).final, 20, "its end is told")
+        assert broker.queue.record(message.message_id).state == ("failed" if fails else "succeeded")
+        assert runs == [1]
+    finally:
+        worker.stop()
+        broker.close()
+
+
+def test_a_worker_goes_on_when_the_queue_is_back(server: QueueServer, broker: CapabilityBroker) -> None:
+    seen: list[int] = []
+
+    @dramatiq.actor(broker=broker)
+    def keep(n: int) -> None:
+        seen.append(n)
+
+    worker = dramatiq.Worker(broker, worker_threads=2, worker_timeout=50)
+    worker.start()
+    try:
+        keep.send(1)
+        wait_until(lambda: seen == [1], 10, "it runs before")
+        server.kill()
+        server.start()
+        keep.send(2)
+        wait_until(lambda: seen == [1, 2], 10, "it runs afterwards")
+    finally:
+        worker.stop()
+        broker.close()

@@ -1,0 +1,77 @@
+"""What an actor needs is an option of it or of one message, kept by whatever follows from it."""
+
+from __future__ import annotations
+
+import dramatiq
+import pytest
+
+from gpulayer_broker.broker import CapabilityBroker
+from gpulayer_broker.errors import BadRequirement
+from tests.dramatiq.conftest import Start
+from tests.support import wait_until
+
+
+def test_an_actor_says_what_it_needs_and_a_message_may_say_otherwise(broker: CapabilityBroker) -> None:
+    @dramatiq.actor(accelerator="cuda", gpus=1, frameworks={"torch": ">=2.4"})
+    def train() -> None: ...
+
+    one, four = train.send(), train.send_with_options(gpus=4)
+
+    assert broker.queue.record(one.message_id).signature.startswith("g1.")
+    assert broker.queue.record(four.message_id).signature.startswith("g4.")
+
+
+def test_a_pipelines_next_message_goes_where_its_own_actor_needs(
+    broker: CapabilityBroker, start: Start
+) -> None:
+    @dramatiq.actor
+    def prepare() -> int:
+        return 1
+
+    @dramatiq.actor(accelerator="cuda", gpus=2)
+    def train(n: int) -> None: ...
+
+    target = train.message_with_options(args=())
+    (prepare.message() | target).run()
+    worker = start()
+
+    wait_until(lambda: broker.queue.records([target.message_id])[0], 5, "the next message is there")
+    worker.stop()
+
+    record = broker.queue.record(target.message_id)
+    assert (record.state, record.signature[:3]) == ("queued", "g2.")
+
+
+def test_a_message_that_no_worker_can_serve_waits_and_holds_nobody_up(
+    broker: CapabilityBroker, start: Start
+) -> None:
+    seen: list[int] = []
+
+    @dramatiq.actor(frameworks={"no-such-framework": ">=1"})
+    def cannot() -> None:
+        seen.append(0)
+
+    @dramatiq.actor
+    def can() -> None:
+        seen.append(1)
+
+    message = cannot.send()
+    can.send()
+    start()
+
+    wait_until(lambda: seen == [1], 5, "the other message has run")
+    assert broker.queue.record(message.message_id).state == "queued"
+    broker.flush("default")
+
+
+def test_an_option_that_is_misspelt_or_makes_no_sense_is_refused(broker: CapabilityBroker) -> None:
+    with pytest.raises(ValueError, match="acelerator"):
+
+        @dramatiq.actor(acelerator="cuda")
+        def misspelt() -> None: ...
+
+    @dramatiq.actor
+    def job() -> None: ...
+
+    with pytest.raises(BadRequirement):
+        job.send_with_options(gpus=-1)
