@@ -55,9 +55,11 @@ class Heartbeat(threading.Thread):
                 self._last_beat_s = time.monotonic()
                 self._next_beat_s = self._last_beat_s + self.settings.heartbeat_s
                 self._guarded(self.beat)
-            due_s = self._guarded(self._tick) if self.keeper else None
             self._wake.clear()
-            self._wake.wait(self._pause_s(due_s))
+            if self.keeper and (self._earlier or time.monotonic() >= self._next_tick_s):
+                self._earlier, self._next_tick_s = False, time.monotonic() + self.settings.heartbeat_s
+                self._guarded(self._tick)
+            self._wake.wait(self._pause_s())
 
     def beat_soon(self) -> None:
         """Beats before its time, at most once a second, so that a started job or its progress is seen soon."""
@@ -66,6 +68,7 @@ class Heartbeat(threading.Thread):
 
     def timer(self) -> None:
         """Something falls due earlier than was known."""
+        self._earlier = True
         self._wake.set()
 
     def stop(self) -> None:
@@ -101,16 +104,17 @@ class Heartbeat(threading.Thread):
                 if attempt and attempt.token == tokens[job_id]:  # not a later attempt of the same job
                     attempt.stop(reason)
 
-    def _tick(self) -> float:
+    def _tick(self) -> None:
         s = self.settings
         ticked = self.queue.run_once(
             functions.tick(int(s.lease_s * 1000), int(s.job_keep_s * 1000), int(s.result_keep_s * 1000))
         )
-        return ticked.next_ms / 1000
+        # A clock that stands still for half a lease looks like an outage, so it is never left alone that long.
+        self._next_tick_s = time.monotonic() + min(ticked.next_ms / 1000 + 0.001, s.lease_s / 3)
 
-    def _pause_s(self, due_s: float | None) -> float:
-        until_beat_s = max(0.0, self._next_beat_s - time.monotonic())
-        return until_beat_s if due_s is None else min(until_beat_s, due_s + 0.001)
+    def _pause_s(self) -> float:
+        next_s = min(self._next_beat_s, self._next_tick_s) if self.keeper else self._next_beat_s
+        return max(0.0, next_s - time.monotonic())
 
     def _guarded(self, action: Callable[[], float | None]) -> float | None:
         """A beat that fails is one beat lost: the lease outlasts several, and enforces itself at its end."""

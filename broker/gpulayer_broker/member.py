@@ -92,7 +92,7 @@ class Member:
         self.inbox = Inbox(
             self.listening,
             identity.worker,
-            block_s=settings.heartbeat_s,
+            block_s=1.5 * settings.heartbeat_s,
             claim=self.claims.claim,
             on_mail=self._on_mail,
         )
