@@ -47,7 +47,8 @@ class Heartbeat(threading.Thread):
         self._info, self._told_info = info, b""
         self._wake = threading.Event()
         self._stopped = False
-        self._last_beat_s = self._next_beat_s = 0.0
+        self._last_beat_s = self._next_beat_s = self._next_tick_s = 0.0
+        self._earlier = False
 
     def run(self) -> None:
         while not self._stopped:
@@ -116,17 +117,13 @@ class Heartbeat(threading.Thread):
         next_s = min(self._next_beat_s, self._next_tick_s) if self.keeper else self._next_beat_s
         return max(0.0, next_s - time.monotonic())
 
-    def _guarded(self, action: Callable[[], float | None]) -> float | None:
+    def _guarded(self, action: Callable[[], None]) -> None:
         """A beat that fails is one beat lost: the lease outlasts several, and enforces itself at its end."""
         try:
-            return action()
+            action()
         except GpulayerError as error:
             self.keeper = False
             self._next_beat_s = min(self._next_beat_s, time.monotonic() + min(1.0, self.settings.heartbeat_s))
             log.warning("heartbeat of %s: %s", self.worker, error)
-            return None
-        except (
-            Exception
-        ):  # the thread must go on: a worker without a heartbeat looks alive and loses its jobs
+        except Exception:  # a worker without a heartbeat looks alive and loses its jobs: the thread goes on
             log.exception("heartbeat of %s", self.worker)
-            return None
