@@ -118,6 +118,7 @@ class CapabilityBroker(Broker):
         self._queue_pid = 0
         self._connecting = threading.Lock()
         self._processing = threading.local()
+        self._plain: dict[str, Requirements] = {}
         self.member: Member | None = None
         self._worker: dramatiq.Worker | None = None
         self.delivery = Delivery(self.queues, keep_dead_ms=dead_message_ttl)
@@ -202,11 +203,21 @@ class CapabilityBroker(Broker):
     def needs_of(self, message: Message[Any]) -> Requirements:
         """What the message needs: its own options, then its actor's; merged into it, so that it keeps them."""
         actor = self.actors.get(message.actor_name)
-        for name in REQUIREMENT_OPTIONS:
-            if name not in message.options and actor is not None and name in actor.options:
-                message.options[name] = actor.options[name]
-        told = {name: message.options[name] for name in REQUIREMENT_OPTIONS if name in message.options}
+        if REQUIREMENT_OPTIONS.isdisjoint(message.options):
+            if actor is None or REQUIREMENT_OPTIONS.isdisjoint(actor.options):
+                return self._plain_needs(message.queue_name)
+            told = {name: actor.options[name] for name in REQUIREMENT_OPTIONS & actor.options.keys()}
+        else:
+            both = {**(actor.options if actor else {}), **message.options}
+            told = {name: both[name] for name in REQUIREMENT_OPTIONS & both.keys()}
+        message.options.update(told)
         return build_requirements(**told, queue=message.queue_name, default_cpus=0)
+
+    def _plain_needs(self, queue_name: str) -> Requirements:
+        """What a message needs that asks for nothing: made once for each queue, for there are many such."""
+        if (needs := self._plain.get(queue_name)) is None:
+            needs = self._plain[queue_name] = build_requirements(queue=queue_name, default_cpus=0)
+        return needs
 
     # Processing -----------------------------------------------------------------------------------------------------
 
