@@ -228,3 +228,15 @@ def test_dramatiqs_own_group_callbacks_are_replaced_by_the_queues(
     client.close()
 
     assert ran == {"done": 1}
+
+
+def test_a_barrier_that_is_never_completed_goes_with_its_lifetime(
+    broker: CapabilityBroker, double: dramatiq.Actor[[int], int], finished: dramatiq.Actor[[str], None]
+) -> None:
+    group = dramatiq.group([double.message(1)])
+    group.add_completion_callback(finished.message("done"))
+    group.run()
+
+    [key] = broker.queue.link.call("KEYS", broker.queue.keys.named("barrier:*"))
+    assert 0 < broker.queue.link.call("PTTL", key) <= 24 * 3600 * 1000
+    broker.flush("default")

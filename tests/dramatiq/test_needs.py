@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dramatiq
 import pytest
+from dramatiq.brokers.stub import StubBroker
 
-from gpulayer_broker.broker import CapabilityBroker
+from gpulayer_broker.broker import CapabilityBroker, Needs
 from gpulayer_broker.errors import BadRequirement
 from tests.dramatiq.conftest import Start
 from tests.support import wait_until
@@ -75,3 +76,26 @@ def test_an_option_that_is_misspelt_or_makes_no_sense_is_refused(broker: Capabil
 
     with pytest.raises(BadRequirement):
         job.send_with_options(gpus=-1)
+
+
+def test_an_apps_own_tests_run_on_dramatiqs_stub_broker() -> None:
+
+    class StubNeeds(dramatiq.Middleware):
+        actor_options = Needs().actor_options
+
+    stub, seen = StubBroker(), list[int]()
+    stub.add_middleware(StubNeeds())
+    stub.emit_after("process_boot")
+
+    @dramatiq.actor(broker=stub, accelerator="cuda", gpus=1)
+    def train(n: int) -> None:
+        seen.append(n)
+
+    train.send(1)
+    worker = dramatiq.Worker(stub, worker_timeout=50, worker_threads=1)
+    worker.start()
+    stub.join("default", timeout=5000)
+    worker.stop()
+    stub.close()
+
+    assert seen == [1]
