@@ -142,8 +142,11 @@ def plan_of(options: Mapping[str, Any], *, flags: bool = False) -> Plan:
     """What the options mean; BadRequirement or UnknownName names the one that has no sense."""
     words = Wording(flags)
     wanted: dict[str, Any] = {name: options.get(name) for name in REQUIREMENTS}
+    isolation = one_of(words, "isolation", options.get("isolation") or FRESH, (FRESH, WARM))
+    # Only a worker that keeps warm processes may take it, so that another never runs it otherwise than asked.
+    features = (WARM,) if isolation == WARM else ()
     return Plan(
-        needs=build_requirements(**wanted, wording="flag" if flags else "argument"),
+        needs=build_requirements(**wanted, features=features, wording="flag" if flags else "argument"),
         name=_name(words, options.get("name") or ""),
         priority=_priority(words, options.get("priority") or "normal"),
         timeout_s=_timeout_s(words, options.get("timeout")),
@@ -152,7 +155,7 @@ def plan_of(options: Mapping[str, Any], *, flags: bool = False) -> Plan:
         env=_env(words, options.get("env") or {}),
         on_outage=_on_outage(words, options.get("on_outage") or ""),
         retries=_retries(words, options.get("retries") or 0),
-        isolation=one_of(words, "isolation", options.get("isolation") or FRESH, (FRESH, WARM)),
+        isolation=isolation,
         after=_after(words, options.get("after")),
         after_policy=one_of(words, "after_policy", options.get("after_policy") or "succeeded", POLICIES),
         permit=_permit(words, options.get("concurrency_key"), _at_once(options)),

@@ -180,6 +180,7 @@ def test_a_worker_on_which_three_different_jobs_died_is_set_aside_for_a_while(
     hand: Hand, clock: Clock
 ) -> None:
     worker = hand.machine("w1", {CPU: ()}, slots=1)
+    hand.machine("w2", class_id="other")
     for n in range(3):
         hand.submit(CPU, priority=3 - n)
         hand.claim(worker)

@@ -29,6 +29,7 @@ CAPABILITIES = Capabilities(
     disk_bytes=1 << 40,
     python=platform.python_version(),
     frameworks=(("numpy", "2.4.6"), ("obscure", "1.0")),
+    features=("warm",),
 )
 
 

@@ -135,16 +135,11 @@ def test_a_command_begins_with_default_signals_its_umask_and_no_terminal(bench: 
     handle = bench.shell(script, umask=0o027)
     handle.wait(PATIENCE_S)
 
-    assert bench.out(handle).split() == [
-        "SigBlk:",
-        "0" * 16,
-        "SigIgn:",
-        "0" * 16,
-        "0027",
-        "not",
-        "a",
-        "tty",
-    ]
+    _, blocked, _, ignored, umask, *terminal = bench.out(handle).split()
+    own_of_libc = 0b11 << 31  # a shell's C library blocks its two for a moment while it forks
+    assert int(blocked, 16) & ~own_of_libc == 0
+    assert int(ignored, 16) == 0
+    assert (umask, terminal) == ("0027", ["not", "a", "tty"])
 
 
 def test_a_command_leads_a_session_of_its_own(bench: Bench) -> None:
