@@ -50,7 +50,7 @@ def settle(queue: Queue) -> None:
 
 
 def at(queue: Queue, signatures: int) -> dict[str, float]:
-    """The figures at the present length of the queue; PING and submit take turns, so that both meet the same moments."""
+    """The figures at the present length of the queue; PING and submit take turns, to meet the same moments."""
     settle(queue)
     need = requirements_of(0)
     queue.introduce(need)

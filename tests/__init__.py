@@ -1,1 +1,1 @@
-"""The tests, one folder a component; `fundamentals/` reads as the tutorial, `rules/` states the ten rules of the queue."""
+"""The tests, a folder for each component; `rules/` states the ten rules, `fundamentals/` reads as the tutorial."""
