@@ -118,7 +118,9 @@ class Model:
             worker.deaths, worker.quarantined_until_ms = old.deaths, old.quarantined_until_ms
             worker.killed = old.killed
             worker.seen_ms = old.seen_ms
-            if old.incarnation != machine.incarnation:
+            if old.incarnation == machine.incarnation:
+                worker.nonce, worker.grants = old.nonce, old.grants
+            else:
                 self._died(machine.id, self.running(machine.id))
         worker.seen_ms = self.now_ms
 

@@ -36,7 +36,8 @@ register('register', {'allow-oom'}, function(K, A)
   if before[2] then H.idle_remove(P, before[2], w) end
   if before[3] and before[3] ~= A[2] then redis.call('SREM', P .. 'siblings:' .. before[3], w) end
   redis.call('HSET', key, 'node', A[2], 'incarnation', A[3], 'class', class, 'slots', A[5], 'cpus', A[6], 'memory', A[7],
-             'heartbeat_ms', A[8], 'grace_ms', A[9], 'info', A[10], 'state', 'online', 'since_ms', now, 'nonce', '', 'grants', '')
+             'heartbeat_ms', A[8], 'grace_ms', A[9], 'info', A[10], 'state', 'online', 'since_ms', now)
+  if before[1] ~= A[3] then redis.call('HSET', key, 'nonce', '', 'grants', '') end
   redis.call('SADD', P .. 'siblings:' .. A[2], w)
   redis.call('ZADD', P .. 'workers', now, w)
   return {'ok', redis.call('GET', P .. 'classes_version') or '0'}
