@@ -19,7 +19,7 @@ from tests.queueing import HEARTBEAT_MS, LEASE_MS, NO_RETENTION, Hand, Machine, 
 from tests.snapshot import Snapshot
 from tests.virtual import Clock, virtual_library
 
-HISTORIES, STEPS, SETTLED_ONE_IN = 300, 40, 6
+HISTORIES, STEPS, SETTLED_ONE_IN = 100, 40, 6
 SIGNATURES = (
     signature(),
     signature(cpus=2, tag="two"),
