@@ -136,7 +136,9 @@ def test_a_command_begins_with_default_signals_its_umask_and_no_terminal(bench: 
     handle.wait(PATIENCE_S)
 
     _, blocked, _, ignored, umask, *terminal = bench.out(handle).split()
-    own_of_libc = 0b11 << 31  # signals 32 and 33: no program can set them, and who started the tests may ignore them
+    own_of_libc = (
+        0b11 << 31
+    )  # signals 32 and 33: no program can set them, and who started the tests may ignore them
     assert int(blocked, 16) & ~own_of_libc == 0
     assert int(ignored, 16) & ~own_of_libc == 0
     assert (umask, terminal) == ("0027", ["not", "a", "tty"])
