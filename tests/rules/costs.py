@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +38,9 @@ def costs_of_one_job(hand: Hand, machine: Machine, sig: str) -> Costs:
     """Submit, claim and commit of one job, each alone, by a worker that has just come and leaves again."""
     hand.register(machine)
     submit = commands_of(hand, fn.submit(Submission(new_job_id(), sig, b"spec")))
-    claim = commands_of(hand, fn.claim(machine.offer(1, nonce="c" * 32)))
-    (grant,) = hand.claim(machine, 1, nonce="c" * 32)
+    nonce = secrets.token_hex(16)
+    claim = commands_of(hand, fn.claim(machine.offer(1, nonce=nonce)))
+    (grant,) = hand.claim(machine, 1, nonce=nonce)
     commit = commands_of(hand, fn.commit(Ending(grant.id, grant.token, "succeeded")))
     hand.run(fn.drain(machine.id, "offline"))
     return Costs(submit, claim, commit)
