@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from gpulayer_broker.connection import Endpoint, Link
+from gpulayer_worker.processes import cgroup
 from tests.leaks import leaks
 from tests.servers import QueueServer
 from tests.skips import (  # hooks of this run
@@ -60,6 +61,9 @@ def isolated_environment() -> Iterator[Path]:
         os.environ[name] = str(folder / part)
     os.environ[RUN_NAME] = _run_id
     yield folder
+    # What workers that were killed, and not started again, would have cleared then.
+    for record in folder.rglob(cgroup.RECORD):
+        cgroup.clear_groups(record.parent)
     os.environ.clear()
     os.environ.update(before)
     shutil.rmtree(folder, ignore_errors=True)

@@ -18,6 +18,7 @@ from gpulayer_broker.names import canonical_name
 FORMAT = 1
 # A feature of workers whose GPUs are shared by jobs: a job must say how much of a GPU's memory it needs.
 GPU_SHARE = "gpu-share"
+WARM = "warm"
 
 
 @dataclass(frozen=True, order=True)

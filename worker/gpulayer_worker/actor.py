@@ -16,7 +16,8 @@ from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.requirements import DEFAULT_QUEUE
 from gpulayer_broker.spec import ACTOR
 from gpulayer_worker.outcomes import failed
-from gpulayer_worker.running import Run, Workshop, spec_of
+from gpulayer_worker.running import Workshop, spec_of
+from gpulayer_worker.warm_runs import run_of
 
 MIN_BACKOFF_MS = 1000
 MAX_BACKOFF_MS = 300_000
@@ -58,4 +59,4 @@ def _outcome(shop: Workshop, message: CapabilityMessage, arguments: dict[str, ob
         spec = spec_of(arguments["job"])  # type: ignore[arg-type]
     except (GpulayerError, KeyError, TypeError) as error:
         return failed("undecodable", type(error).__name__, str(error))
-    return Run(shop, message.attempt, spec).outcome()
+    return run_of(shop, message.attempt, spec).outcome()

@@ -15,6 +15,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from importlib import metadata
 from types import FrameType
@@ -40,6 +41,7 @@ from gpulayer_broker.store.blobs import QueueStore
 from gpulayer_broker.store.blobstore import BlobStore
 from gpulayer_broker.store.local import LocalStore
 from gpulayer_worker import actor
+from gpulayer_worker.cache import trim_cache
 from gpulayer_worker.cleaner import Cleaner
 from gpulayer_worker.hardware import Hardware, Offered
 from gpulayer_worker.logs import Logs
@@ -47,6 +49,7 @@ from gpulayer_worker.processes import ending
 from gpulayer_worker.processes.bundle import fallback_folders
 from gpulayer_worker.processes.cgroup import clear_groups, open_groups
 from gpulayer_worker.processes.pool import Pool
+from gpulayer_worker.processes.warm_lane import WarmLane
 from gpulayer_worker.running import RETURNED, Workshop
 from gpulayer_worker.scratch import remove
 from gpulayer_worker.usage import DeviceMeters, Sampler
@@ -54,6 +57,7 @@ from gpulayer_worker.usage import DeviceMeters, Sampler
 log = logging.getLogger("gpulayer")
 
 TIDY_EVERY_S = 30.0
+TRIM_EVERY_S = 600.0
 STOP_PATIENCE_MS = 30_000
 POLL_MS = 500
 LOCK_PATIENCE_S = 2.0  # whoever asks whether a worker lives holds its lock for a moment
@@ -108,6 +112,7 @@ class Agent:
         self._signals = 0
         self._bell = Bell()
         self._replaced = False
+        self._trim_due_s = 0.0
         self._judged: dict[tuple[str, str], bool] = {}
 
     @property
@@ -146,8 +151,7 @@ class Agent:
         shop, broker = self._assemble()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        at_once = max(1, self._capabilities.cpus) + self.hardware.gpu_slots
-        worker = dramatiq.Worker(broker, worker_threads=at_once, worker_timeout=POLL_MS)
+        worker = dramatiq.Worker(broker, worker_threads=self._at_once, worker_timeout=POLL_MS)
         worker.start()
         if broker.member is None:
             worker.stop(timeout=STOP_PATIENCE_MS)
@@ -157,13 +161,18 @@ class Agent:
             "worker %s (%s) takes jobs, %d at once",
             self.options.name,
             self.identity.worker,
-            at_once,
+            self._at_once,
         )
         try:
             self._until_stopped(broker.member, shop)
         finally:
             self._stop(worker, broker.member, shop)
         return 0
+
+    @property
+    def _at_once(self) -> int:
+        """How many jobs may run here together."""
+        return max(1, self._capabilities.cpus) + self.hardware.gpu_slots
 
     def _assemble(self) -> tuple[Workshop, CapabilityBroker]:
         ending.become_subreaper()
@@ -173,12 +182,14 @@ class Agent:
         logs = Logs(queue, self.settings.log_bytes)
         pool = Pool(fallback, str(scratch), after_loss=ending.reap_strays)
         meters = DeviceMeters(self.hardware.readings)
+        cleaner = Cleaner()
         shop = Workshop(
             settings=self.settings,
             store=self._store(),
             pool=pool,
+            warm=WarmLane(pool, self.groups, self._at_once, cleaner.do),
             logs=logs,
-            cleaner=Cleaner(),
+            cleaner=cleaner,
             groups=self.groups,
             meters=meters,
             scratch=scratch,
@@ -291,8 +302,15 @@ class Agent:
     def _until_stopped(self, member: Member, shop: Workshop) -> None:
         while not self._signals:
             self._bell.wait(TIDY_EVERY_S)
+            shop.warm.tidy()
             shop.pool.tidy()
+            self._trim_cache(shop)
             self._look_around()
+
+    def _trim_cache(self, shop: Workshop) -> None:
+        if time.monotonic() >= self._trim_due_s:
+            self._trim_due_s = time.monotonic() + TRIM_EVERY_S
+            shop.cleaner.do(partial(trim_cache, shop.cache, self.settings.cache_bytes))
 
     def _look_around(self) -> None:
         """Packages may have come into the jobs' Python; what cannot be told now is told later."""
@@ -312,6 +330,7 @@ class Agent:
             attempt.stop(RETURNED)
         worker.stop(timeout=STOP_PATIENCE_MS)
         self._sampler.stop()
+        shop.warm.close()
         shop.pool.close()
         shop.logs.stop()
         shop.cleaner.stop()

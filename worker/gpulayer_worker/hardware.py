@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpulayer_broker.attempts import DEVICE_LOST, Attempt
-from gpulayer_broker.capabilities import GPU_SHARE, Capabilities, DeviceGroup
+from gpulayer_broker.capabilities import GPU_SHARE, WARM, Capabilities, DeviceGroup
 from gpulayer_broker.functions import DeviceLot
 from gpulayer_broker.local_facts import own_capabilities
 from gpulayer_broker.member import Member
@@ -30,6 +30,7 @@ from gpulayer_worker.devices.selection import Selection
 from gpulayer_worker.devices.use import judge
 from gpulayer_worker.devices.watch import Sight, Watch
 from gpulayer_worker.frameworks import Interpreter
+from gpulayer_worker.processes.pool import HAS_FORK_SERVER
 from gpulayer_worker.runner import proctree
 
 # A job's memory is given back a moment after its processes are gone.
@@ -119,8 +120,14 @@ class Hardware:
             disk_bytes=rounded(own.disk_bytes),
             groups=tuple(DeviceGroup(*_identity(device)) for device in usable),
             launchers=python.launchers(),
-            features=(GPU_SHARE,) if self.offered.gpu_share > 1 else (),
+            features=self._features(),
         )
+
+    def _features(self) -> tuple[str, ...]:
+        """What not every worker can do."""
+        keeps_warm = HAS_FORK_SERVER and DEFAULT_QUEUE in self.offered.queues
+        shares = self.offered.gpu_share > 1
+        return ((GPU_SHARE,) if shares else ()) + ((WARM,) if keeps_warm else ())
 
     def refresh(self) -> None:
         """Tells the queue when what is here has changed: devices, or the packages of the jobs' Python."""

@@ -41,6 +41,11 @@ def cannot_start(error: Exception) -> Outcome:
     return failed("cannot_start", type(error).__name__, str(error))
 
 
+def timed_out(timeout_s: float) -> Outcome:
+    text = f"it ran longer than its timeout of {timeout_s:g} s"
+    return Outcome("timed_out", "timeout", {"error": error_field("JobTimedOut", text)})
+
+
 def process_outcome(ending: Ending, what: str) -> Outcome:
     """By exit code or signal: of a command, or of a function that did not report."""
     end = ending.exit

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpulayer_broker import spec as specs
 from gpulayer_broker.attempts import CANCELLED, DEVICE_LOST, STALE, Attempt
-from gpulayer_broker.consumer import Outcome, dumps, error_field
+from gpulayer_broker.consumer import Outcome, dumps
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.functions import Arg
 from gpulayer_broker.requirements import Requirements
@@ -48,12 +49,14 @@ from gpulayer_worker.outcomes import (
     process_outcome,
     report_outcome,
     tells_full_disk,
+    timed_out,
 )
 from gpulayer_worker.outputs import gather
 from gpulayer_worker.processes.cgroup import Group, GroupFacts, Groups
 from gpulayer_worker.processes.fork_server import ForkServerGone
 from gpulayer_worker.processes.job import Ending, FunctionCall, JobHandle, JobProcess
 from gpulayer_worker.processes.pool import Pool
+from gpulayer_worker.processes.warm_lane import WarmLane
 from gpulayer_worker.scratch import Scratch, make_scratch
 from gpulayer_worker.usage import DeviceMeters, usage_record
 
@@ -70,6 +73,7 @@ class Workshop:
     settings: Settings
     store: BlobStore
     pool: Pool
+    warm: WarmLane
     logs: Logs
     cleaner: Cleaner
     groups: Groups
@@ -95,6 +99,7 @@ class Run:
         self.timed_out = False
         self.group: Group | None = None
         self.group_facts = GroupFacts()
+        self.memory_limit_bytes = 0
         self.started_s = 0.0
 
     def outcome(self) -> Outcome:
@@ -128,7 +133,7 @@ class Run:
                 self._prepare(scratch)
                 if early := self._stopped_before_start():
                     return early
-                handle = self._start(scratch, needs, writers)
+                ending = self._work(scratch, needs, writers)
             except (GpulayerError, OSError) as error:
                 return cannot_start(error)
             except ForkServerGone as error:
@@ -140,7 +145,7 @@ class Run:
             finally:
                 for writer in writers:
                     os.close(writer)
-            return self._ended(self._wait(handle), scratch, job_log)
+            return self._ended(ending(), scratch, job_log)
         finally:
             self.shop.logs.forget(job_log)
 
@@ -168,11 +173,16 @@ class Run:
             return None
         return self._stopped_outcome()
 
+    def _work(self, scratch: Scratch, needs: Requirements, writers: list[int]) -> Callable[[], Ending]:
+        """Starts the job; what waits for its end, once the writers are closed here."""
+        return partial(self._wait, self._start(scratch, needs, writers))
+
     def _start(self, scratch: Scratch, needs: Requirements, writers: list[int]) -> JobHandle:
         work: tuple[str, ...] | FunctionCall = self.spec.argv
         if self.spec.call is not None:
             work = self._function(scratch)
         self.group = self.shop.groups.take(needs.memory_bytes)
+        self.memory_limit_bytes = self.group.limit_bytes if self.group else 0
         process = JobProcess(
             id=f"{self.attempt.id}.{self.attempt.grant.attempt}",
             work=work,
@@ -186,38 +196,45 @@ class Run:
             on_progress=self._progress,
             cgroups=self.group.folders if self.group else (),
         )
-        self.started_s = time.monotonic()
-        self.shop.meters.begin(self.attempt.token, {uuid for uuid, _ in self.attempt.grant.lots})
+        self._clock_in()
         handle = self.shop.pool.start(process)
         self.attempt.on_stop = lambda reason: self._end(handle, reason)
         if self.spec.on_outage != "keep":
             self.attempt.on_lease = handle.extend_lease
         if self.attempt.stopped.is_set():
             self._end(handle, self.attempt.stop_reason)
+        self._tell_start()
+        return handle
+
+    def _clock_in(self) -> None:
+        self.started_s = time.monotonic()
+        self.shop.meters.begin(self.attempt.token, {uuid for uuid, _ in self.attempt.grant.lots})
+
+    def _tell_start(self) -> None:
         if not self.attempt.started:
             self.attempt.started = True
             self.shop.on_started()
-        return handle
 
     def _function(self, scratch: Scratch) -> FunctionCall:
         call = self.spec.call
         assert call is not None
-        version = [int(part) for part in (call.python or "0").split(".")[:3] if part.isdigit()]
         return FunctionCall(
             function=self._file(call.function, scratch.file("function")),
             arguments=self._file(call.arguments, scratch.file("arguments")),
-            python=(*version, 0, 0, 0)[:3],  # type: ignore[arg-type]
+            python=version_of(call),
             payload=scratch.file("result"),
             name=call.qualname or "function",
             result_limit_bytes=self.shop.settings.result_bytes,
         )
 
     def _file(self, payload: Payload, path: Path) -> Path:
-        data = payload.data
-        if data is None:
-            data = self.store.read_bytes(payload.sha256, self.shop.settings.argument_blob_bytes)
-        path.write_bytes(data)
+        path.write_bytes(self._bytes(payload))
         return path
+
+    def _bytes(self, payload: Payload) -> bytes:
+        if payload.data is not None:
+            return payload.data
+        return self.store.read_bytes(payload.sha256, self.shop.settings.argument_blob_bytes)
 
     def _environment(self, scratch: Scratch, needs: Requirements) -> dict[str, str]:
         given = self.shop.hardware.granted(self.attempt)
@@ -295,11 +312,10 @@ class Run:
         if ending.refused is not None:
             return failed("cannot_start", "CannotStart", ending.refused)
         if self.timed_out and not (ending.report and ending.report.ok):
-            text = f"it ran longer than its timeout of {self.spec.timeout_s:g} s"
-            return Outcome("timed_out", "timeout", {"error": error_field("JobTimedOut", text)})
+            return timed_out(self.spec.timeout_s or 0)
         if self.spec.call is not None and ending.report is not None:
             return report_outcome(ending.report, self.store)
-        if killed := out_of_memory(ending, self.group_facts, self.group.limit_bytes if self.group else 0):
+        if killed := out_of_memory(ending, self.group_facts, self.memory_limit_bytes):
             return killed
         return process_outcome(ending, COMMAND_ENDED if self.spec.call is None else NO_REPORT)
 
@@ -339,6 +355,13 @@ class Run:
 
             fields["notes"] = orjson.dumps(self.notes)
         return fields
+
+
+def version_of(call: specs.FunctionCall) -> tuple[int, int, int]:
+    """The Python that pickled a call."""
+    parts = [int(part) for part in call.python.split(".")[:3] if part.isdigit()]
+    major, minor, micro = [*parts, 0, 0, 0][:3]
+    return major, minor, micro
 
 
 def spec_of(raw: Mapping[str, Any]) -> Spec:

@@ -36,7 +36,8 @@ class Scratch:
 
 def make_scratch(base: Path, job_id: str, attempt: int) -> Scratch:
     """New and empty: what a former attempt of the same number left is removed first."""
-    scratch = Scratch(base / f"{job_id}.{attempt}")
+    # A chunk's id holds a slash.
+    scratch = Scratch(base / f"{job_id.replace('/', '-')}.{attempt}")
     if scratch.root.exists():
         remove(scratch.root)
     scratch.root.mkdir(mode=0o700, parents=True)

@@ -21,7 +21,7 @@ from typing import Any
 from gpulayer_worker.runner import cgroups, wire
 
 from . import ending
-from .job import Ending, Exit, FunctionCall, JobHandle, JobProcess, Usage
+from .job import Ending, Exit, FunctionCall, JobHandle, JobProcess, Usage, WarmWork
 from .outbox import Outbox
 from .pipes import Pipe, ProgressPipe, ReportPipe
 
@@ -50,19 +50,20 @@ class _Running:
     def pipes(self) -> list[Pipe]:
         return [self.report] if self.progress is None else [self.report, self.progress]
 
+    def descriptors(self) -> list[tuple[str, int]]:
+        """What the job is given open, by name."""
+        job = self.handle.job
+        named = [("stdout", job.stdout), ("stderr", job.stderr), ("report", self.report.writer)]
+        if self.progress is not None:
+            named.append(("progress", self.progress.writer))
+        return named + (list(job.work.channels.items()) if isinstance(job.work, WarmWork) else [])
+
     def message(self) -> dict[str, Any]:
         job = self.handle.job
-        names = ["stdout", "stderr", "report"] + (["progress"] if self.progress is not None else [])
-        function = isinstance(job.work, FunctionCall)
-        work = (
-            {"call": job.work.as_message()}
-            if isinstance(job.work, FunctionCall)
-            else {"argv": list(job.work)}
-        )
-        return work | {
+        names = [name for name, _ in self.descriptors()]
+        return work_message(job.work) | {
             "request": "start",
             "id": job.id,
-            "kind": "function" if function else "command",
             "cwd": str(job.cwd),
             "env": dict(job.env),
             "umask": job.umask,
@@ -79,6 +80,15 @@ class _Running:
         self.handle.resolve(
             Ending(end.exit, self.report.report(), end.strays, self.expired, end.lost, end.refused)
         )
+
+
+def work_message(work: tuple[str, ...] | FunctionCall | WarmWork) -> dict[str, Any]:
+    """What a job is to do, in the form in which the runner takes it."""
+    if isinstance(work, FunctionCall):
+        return {"kind": "function", "call": work.as_message()}
+    if isinstance(work, WarmWork):
+        return {"kind": "warm"}
+    return {"kind": "command", "argv": list(work)}
 
 
 class ForkServer:
@@ -151,7 +161,7 @@ class ForkServer:
         if not self._drop_held(handle):
             self._request(handle, {"request": "kill"})
 
-    def extend_lease(self, handle: JobHandle, until_s: float) -> None:
+    def extend_lease(self, handle: JobHandle, until_s: float | None) -> None:
         """Moves a job's deadline."""
         with self._lock:
             running = self._running.get(handle.id)
@@ -216,8 +226,7 @@ class ForkServer:
         self._thread.start()
 
     def _hand_over(self, running: _Running) -> None:
-        job = running.handle.job
-        descriptors = [job.stdout, job.stderr, *(pipe.writer for pipe in running.pipes())]
+        descriptors = [descriptor for _, descriptor in running.descriptors()]
         if self._ready:
             self._outbox.send(running.message(), descriptors)
         else:

@@ -41,18 +41,31 @@ class FunctionCall:
 
 
 @dataclass(frozen=True)
+class WarmWork:
+    """A process that serves many calls; the descriptors are its ends of the three channels to the worker."""
+
+    requests: int
+    replies: int
+    progress: int
+
+    @property
+    def channels(self) -> dict[str, int]:
+        return {"requests": self.requests, "replies": self.replies, "progress": self.progress}
+
+
+@dataclass(frozen=True)
 class JobProcess:
-    """What to start. `work` is an argument vector or a function; `env` is the whole environment.
+    """What to start. `work` is an argument vector, a function or a warm process; `env` is the whole environment.
 
     `id` names the process on this machine, for all workers and for all time: job, attempt and rank belong into it.
 
     `stdout` and `stderr` are descriptors of the caller, who may close them as soon as `start` has returned.
-    `python` and `preload` matter to functions only. The lease is a moment of `lease_clock_s`. `cgroups` are the
+    `python` and `preload` do not matter to commands. The lease is a moment of `lease_clock_s`. `cgroups` are the
     folders of the control group that the main process enters before it runs anything of the user's.
     """
 
     id: str
-    work: tuple[str, ...] | FunctionCall
+    work: tuple[str, ...] | FunctionCall | WarmWork
     cwd: Path
     env: Mapping[str, str]
     stdout: int
@@ -125,7 +138,7 @@ class Keeper(Protocol):
 
     def kill(self, handle: JobHandle) -> None: ...
 
-    def extend_lease(self, handle: JobHandle, until_s: float) -> None: ...
+    def extend_lease(self, handle: JobHandle, until_s: float | None) -> None: ...
 
 
 class JobHandle:
@@ -155,8 +168,8 @@ class JobHandle:
         """KILL to the whole tree."""
         self._keeper.kill(self)
 
-    def extend_lease(self, until_s: float) -> None:
-        """Moves the moment at which the job is killed unless the lease is renewed."""
+    def extend_lease(self, until_s: float | None) -> None:
+        """Moves the moment at which the job is killed unless the lease is renewed; None: it has no lease now."""
         self._keeper.extend_lease(self, until_s)
 
     def resolve(self, ending: Ending) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .fork_server import ForkServer, ForkServerGone
-from .job import FunctionCall, JobHandle, JobProcess
+from .job import JobHandle, JobProcess
 
 KEPT_SERVERS = 4
 IDLE_S = 600.0
@@ -141,7 +141,7 @@ class Pool:
 
 def key_of(job: JobProcess) -> Key:
     """The key of the fork server that a job needs."""
-    if not isinstance(job.work, FunctionCall):
+    if isinstance(job.work, tuple):
         return Key(sys.executable, frozenset(), frozenset())
     env = environment_for(job.env, job.preload)
     return Key(job.python or sys.executable, frozenset(env.items()), job.preload)
@@ -154,15 +154,16 @@ def environment_for(env: Mapping[str, str], preload: frozenset[str]) -> dict[str
     they are imported. Without, only what the interpreter itself and the loader read at their start.
     """
     if preload:
-        return {name: value for name, value in env.items() if not _is_the_jobs_own(name)}
+        return {name: value for name, value in env.items() if not is_the_jobs_own(name)}
     return {
         name: value
         for name, value in env.items()
-        if name.startswith(READ_AT_EXEC) and not _is_the_jobs_own(name)
+        if name.startswith(READ_AT_EXEC) and not is_the_jobs_own(name)
     }
 
 
-def _is_the_jobs_own(name: str) -> bool:
+def is_the_jobs_own(name: str) -> bool:
+    """Whether a variable is set for each job after its fork, and matters to nothing before."""
     return name in SET_AFTER_FORK or name.startswith("GPULAYER_")
 
 

@@ -23,7 +23,7 @@ from gpulayer_worker.runner.child import why_not
 from gpulayer_worker.runner.proctree import lease_clock_s
 
 from .fork_server import MAIN, ForkServerGone
-from .job import Ending, Exit, FunctionCall, JobHandle, JobProcess, Report, Usage
+from .job import Ending, Exit, FunctionCall, JobHandle, JobProcess, Report, Usage, WarmWork
 from .pipes import Pipe, ProgressPipe, ReportPipe
 
 RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
@@ -173,6 +173,8 @@ class SpawnStarter:
         """Starts a job's process."""
         if self._closed:
             raise ForkServerGone("the worker starts no more jobs")
+        if isinstance(job.work, WarmWork):
+            raise NotImplementedError("warm processes need a fork server")
         handle = JobHandle(job, self)
         if job.lease_until_s is not None and job.lease_until_s <= lease_clock_s():
             handle.resolve(Ending(None, refused="its lease was over before it began"))
@@ -199,7 +201,7 @@ class SpawnStarter:
         if spawned is not None:
             spawned.signal_tree(signal.SIGKILL)
 
-    def extend_lease(self, handle: JobHandle, until_s: float) -> None:
+    def extend_lease(self, handle: JobHandle, until_s: float | None) -> None:
         """Moves a job's deadline."""
         spawned = self._running.get(handle.id)
         if spawned is not None:
@@ -219,8 +221,9 @@ class SpawnStarter:
 
     def _argv(self, spawned: _Spawned) -> list[str]:
         work = spawned.handle.job.work
-        if not isinstance(work, FunctionCall):
+        if isinstance(work, tuple):
             return list(work)
+        assert isinstance(work, FunctionCall)
         spec = work.payload.with_suffix(".call.json")
         spec.write_text(json.dumps(work.as_message() | {"fallback_path": list(self._fallback_path)}))
         python = spawned.handle.job.python or self._python

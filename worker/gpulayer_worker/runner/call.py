@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -34,13 +34,13 @@ class CannotLoad(Exception):
 
 def call(spec: dict[str, Any], descriptor: int | None) -> int:
     """Runs the function of `spec` in this process; the exit code."""
-    _prepare(spec)
+    prepare(spec)
     header, payload, code = _outcome(spec)
     if descriptor is not None:
         with contextlib.suppress(BrokenPipeError):
             report.send(descriptor, header, payload)
         os.close(descriptor)
-    _finish()
+    finish()
     return code
 
 
@@ -55,7 +55,7 @@ def call_and_exit(path: str, descriptor: int) -> NoReturn:
 # --- before ---
 
 
-def _prepare(spec: dict[str, Any]) -> None:
+def prepare(spec: dict[str, Any]) -> None:
     """Makes this process look like a Python that has just been started in the job's folder."""
     # The runner's own __main__ must not be found by a user's pickle, nor be run again by multiprocessing.
     sys.modules["__main__"] = ModuleType("__main__")
@@ -98,31 +98,37 @@ def _reseed() -> None:
 
 def _outcome(spec: dict[str, Any]) -> tuple[dict[str, Any], bytes, int]:
     try:
-        function, arguments, keywords = _load(spec)
+        function = _unpickle(spec, "function")
+        arguments, keywords = _unpickle(spec, "arguments")
     except CannotLoad as error:
-        return _error(spec, error, 1)
+        return failure(spec, error, 1)
+    return invoke(spec, function, arguments, keywords)
+
+
+def invoke(
+    spec: dict[str, Any], function: Callable[..., Any], arguments: Sequence[Any], keywords: dict[str, Any]
+) -> tuple[dict[str, Any], bytes, int]:
+    """Calls it; header and payload of its report, and the exit code of a process that does nothing else."""
     try:
         value = function(*arguments, **keywords)
     except SystemExit as error:
         if error.code is None or error.code == 0:
             return _result(spec, None)
-        return _error(spec, error, error.code if isinstance(error.code, int) else 1)
+        return failure(spec, error, error.code if isinstance(error.code, int) else 1)
     except KeyboardInterrupt as error:
-        return _error(spec, error, INTERRUPTED)
+        return failure(spec, error, INTERRUPTED)
     except BaseException as error:  # noqa: BLE001 - every error of a user's function is its report
-        return _error(spec, error, 1)
+        return failure(spec, error, 1)
     return _result(spec, value)
-
-
-def _load(spec: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    function = _unpickle(spec, "function")
-    arguments, keywords = _unpickle(spec, "arguments")
-    return function, arguments, keywords
 
 
 def _unpickle(spec: dict[str, Any], part: str) -> Any:
     with open(spec[part], "rb") as file:
-        data = file.read()
+        return load(spec, part, file.read())
+
+
+def load(spec: dict[str, Any], part: str, data: bytes) -> Any:
+    """What these bytes, a part of the call, hold; CannotLoad with the reason."""
     theirs, ours = ".".join(map(str, spec["python"])), ".".join(map(str, sys.version_info[:3]))
     where = f"the {part} was pickled by Python {theirs}, this is Python {ours} ({sys.executable})"
     if list(spec["python"][:2]) != list(sys.version_info[:2]) and any(name in data for name in BY_VALUE):
@@ -156,7 +162,7 @@ def _result(spec: dict[str, Any], value: Any) -> tuple[dict[str, Any], bytes, in
         kind = report.write_result(value, payload, _dump(spec))
         data = payload.close()
     except MemoryError as error:
-        return _error(spec, error, 1)
+        return failure(spec, error, 1)
     except (report.ResultTooLarge, report.ResultNotWritten) as error:
         return _refusal(type(error).__name__, str(error))
     except BaseException as error:  # noqa: BLE001 - __reduce__ is a user's code
@@ -172,7 +178,8 @@ def _refusal(kind: str, message: str) -> tuple[dict[str, Any], bytes, int]:
     return {"ok": False, "type": kind, "module": "gpulayer", "message": message, "traceback": ""}, b"", 1
 
 
-def _error(spec: dict[str, Any], error: BaseException, code: int) -> tuple[dict[str, Any], bytes, int]:
+def failure(spec: dict[str, Any], error: BaseException, code: int) -> tuple[dict[str, Any], bytes, int]:
+    """The report of an error."""
     header = report.describe(error)
     header["exit_code"] = code
     if isinstance(error, CannotLoad):
@@ -189,7 +196,7 @@ def _error(spec: dict[str, Any], error: BaseException, code: int) -> tuple[dict[
 # --- after ---
 
 
-def _finish() -> None:
+def finish() -> None:
     """What a Python does at its end and os._exit leaves out: join threads, exit handlers, flush."""
     for name, module in (("_shutdown", threading), ("_run_exitfuncs", atexit)):
         try:

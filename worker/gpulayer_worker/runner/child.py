@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from . import call, cgroups, proctree, report
+from . import call, cgroups, proctree, report, warm
 from .jobs import MARK
 
 NOT_EXECUTABLE = 126
@@ -33,7 +33,7 @@ def become_job(message: dict[str, Any], pipes: dict[str, int], server: int, priv
     try:
         os.setsid()
         _die_with(server)
-        _reset_signals(is_command=message["kind"] != "function")
+        _reset_signals(is_command=message["kind"] == "command")
         for descriptor in private:
             os.close(descriptor)
         environment = _connect(message, pipes)
@@ -57,6 +57,9 @@ def _run(message: dict[str, Any], pipes: dict[str, int], environment: dict[str, 
     if message["kind"] == "function":
         _wear(environment)
         return call.call(message["call"], pipes.get("report"))
+    if message["kind"] == "warm":
+        _wear(environment)
+        warm.serve(pipes["requests"], pipes["replies"])
     return _execute(message["argv"], environment, pipes)
 
 

@@ -57,6 +57,11 @@ def prctl(option: int, value: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def flush_c_streams() -> None:
+    """Writes out what C libraries of this process have buffered."""
+    _libc().fflush(None)
+
+
 def become_subreaper() -> None:
     """Orphans among this process' descendants become its children. Does nothing where there is no such thing."""
     if sys.platform == "linux":
