@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,7 @@ def expect(what: str, got: object, wanted: object) -> None:
 def gpulayer(*words: str) -> str:
     """What the command prints on stdout; its words and the job's log go to the terminal."""
     command = [str(Path(sys.executable).parent / "gpulayer"), *words]
-    print(f"$ gpulayer {' '.join(words)}", flush=True)
+    print(f"$ gpulayer {shlex.join(words)}", flush=True)
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
