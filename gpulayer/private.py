@@ -62,7 +62,7 @@ def ensure_private(
             _start_supervisor(folders, settings, worker_program or default_worker())
         elif time.monotonic() >= end:
             raise QueueUnreachable(
-                f"the private queue does not answer after {deadline_s:g} s: see {supervisor_log(folders)}"
+                f"the private queue does not answer after {deadline_s:g} s: see {folders.supervisor_log}"
             )
         waited = True
         time.sleep(POLL_S)
@@ -101,16 +101,6 @@ def status() -> dict[str, Any]:
         "socket": server_endpoint(folders).path,
         "data": str(folders.state),
     }
-
-
-def supervisor_log(folders: Folders) -> Path:
-    """What the supervisor writes."""
-    return folders.state / "supervisor.log"
-
-
-def failure_file(folders: Folders) -> Path:
-    """Why the last supervisor gave up, for the client that waits for it."""
-    return folders.state / "supervisor.failed"
 
 
 def worker_name() -> str:
@@ -153,16 +143,16 @@ def _take_share(folders: Folders) -> None:
 
 def _raise_failure(folders: Folders) -> None:
     """Raise why the supervisor that has ended gave up, if it did."""
-    path = failure_file(folders)
+    path = folders.supervisor_failure
     if path.exists():
         raise ConfigError(path.read_text())
 
 
 def _start_supervisor(folders: Folders, settings: Settings, worker_program: Sequence[str]) -> None:
     """Start a supervisor of its own session; returns when its lock is taken, or another's."""
-    failure_file(folders).unlink(missing_ok=True)
+    folders.supervisor_failure.unlink(missing_ok=True)
     command = [sys.executable, "-P", "-m", "gpulayer.private", "--detach", "--", *worker_program]
-    with open(supervisor_log(folders), "ab") as log:
+    with open(folders.supervisor_log, "ab") as log:
         ended = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -173,7 +163,7 @@ def _start_supervisor(folders: Folders, settings: Settings, worker_program: Sequ
             check=False,
         )
     if ended.returncode:
-        raise ConfigError(f"the private set-up cannot be started: see {supervisor_log(folders)}")
+        raise ConfigError(f"the private set-up cannot be started: see {folders.supervisor_log}")
 
 
 def _stop_supervisor(folders: Folders, pid: int, deadline_s: float) -> None:

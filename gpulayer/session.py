@@ -15,10 +15,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from gpulayer.targets import Target
-from gpulayer_broker.connection import Endpoint, Link, check_server
+from gpulayer_broker.connection import Endpoint, Link
 from gpulayer_broker.errors import QueueUnreachable
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.replies import ReplyError
+from gpulayer_broker.server_check import check_server
 
 if TYPE_CHECKING:
     import redis

@@ -22,7 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from gpulayer.private import failure_file, supervisor_log
 from gpulayer_broker.embedded import (
     bound_file,
     claim_idle,
@@ -106,7 +105,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Keep the set-up until it is idle, told to stop, or cannot start. The caller holds the supervisor's lock."""
-        failure_file(self._folders).unlink(missing_ok=True)
+        self._folders.supervisor_failure.unlink(missing_ok=True)
         self._listen_to_signals()
         for keeper in self._keepers:
             keeper.start()
@@ -139,7 +138,7 @@ class Supervisor:
     def _fail(self, error: GpulayerError) -> None:
         """Give up, with the reason where the waiting client looks for it."""
         log.error("%s", error)
-        failure_file(self._folders).write_text(str(error))
+        self._folders.supervisor_failure.write_text(str(error))
         self._exit_code = error.exit_code
         self._stopping.set()
         self._wake()
@@ -153,7 +152,7 @@ class Supervisor:
                 self._fail(error)
         except Exception as error:
             log.exception("the supervisor's %s", keep.__name__)
-            self._fail(ConfigError(f"the supervisor broke ({error!r}): see {supervisor_log(self._folders)}"))
+            self._fail(ConfigError(f"the supervisor broke ({error!r}): see {self._folders.supervisor_log}"))
 
     def _keep_server(self) -> None:
         """Start or adopt a server, and another whenever its lock comes free, its own child or not."""
@@ -243,7 +242,7 @@ class Supervisor:
 
     def _tend_files(self) -> None:
         """Bound the logs, and end a server whose socket somebody removed: its keeper starts another."""
-        for path in (supervisor_log(self._folders), worker_log(self._folders), server_log(self._folders)):
+        for path in (self._folders.supervisor_log, worker_log(self._folders), server_log(self._folders)):
             bound_file(path, LOG_MOST_BYTES, LOG_KEPT_BYTES)
         settled = time.monotonic() - self._server_since > CHECK_MOST_S
         if settled and not os.path.exists(server_endpoint(self._folders).path):

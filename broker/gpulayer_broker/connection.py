@@ -31,14 +31,13 @@ from typing import TYPE_CHECKING, Any
 from gpulayer_broker.endpoint import Endpoint
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.replies import NoAnswer, ReplyError
-from gpulayer_broker.server_check import check_server
 
 if TYPE_CHECKING:
     import redis
 
     from gpulayer_broker.dialing import Wire
 
-__all__ = ["Endpoint", "Link", "NoAnswer", "ReplyError", "check_server", "connect", "plain_client"]
+__all__ = ["Endpoint", "Link", "NoAnswer", "ReplyError", "connect", "plain_client"]
 
 Arg = bytes | str | int | float
 SOCKET_TIMEOUT_S = 5.0

@@ -61,6 +61,16 @@ class Folders:
         return self.state / "supervisor.lock"
 
     @property
+    def supervisor_log(self) -> Path:
+        """What the supervisor writes."""
+        return self.state / "supervisor.log"
+
+    @property
+    def supervisor_failure(self) -> Path:
+        """Why the last supervisor gave up, for the client that waits for it."""
+        return self.state / "supervisor.failed"
+
+    @property
     def in_use_lock(self) -> Path:
         """Shared by every connected client."""
         return self.state / "in-use.lock"

@@ -23,7 +23,6 @@ from gpulayer_broker.connection import (
     Link,
     NoAnswer,
     ReplyError,
-    check_server,
     connect,
     plain_client,
 )
@@ -34,6 +33,7 @@ from gpulayer_broker.errors import (
     ServerTooOld,
     UnsafeEviction,
 )
+from gpulayer_broker.server_check import check_server
 from tests.servers import QueueServer
 from tests.support import wait_until
 

@@ -7,9 +7,10 @@ import logging
 import socket
 import sys
 
-from gpulayer_broker.connection import Endpoint, Link, check_server
+from gpulayer_broker.connection import Endpoint, Link
 from gpulayer_broker.errors import GpulayerError, UsageError
 from gpulayer_broker.folders import locate_folders
+from gpulayer_broker.server_check import check_server
 from gpulayer_broker.settings import Settings, load_settings
 from gpulayer_worker.agent import Agent, Options
 
