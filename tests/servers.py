@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpulayer_broker.connection import Endpoint, Link
 from gpulayer_broker.errors import NotAllowed, QueueUnreachable
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 
 def server_binary() -> str:
@@ -60,7 +60,10 @@ class QueueServer:
                 [*command, *self._arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
         wait_until(
-            self._answers, 20, f"the queue server answers; its log: {self.folder / 'log'}", every=0.005
+            self._answers,
+            PATIENCE_S,
+            f"the queue server answers; its log: {self.folder / 'log'}",
+            every=0.005,
         )
         return self
 
@@ -85,7 +88,7 @@ class QueueServer:
     def _end(self, signal_number: int) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal_number)
-            self.process.wait(20)
+            self.process.wait(PATIENCE_S)
 
     def remove(self) -> None:
         """Stop it and remove its folder."""

@@ -1,4 +1,8 @@
-"""What tests share: waiting with a deadline, so that a hang fails by name instead of hanging the run."""
+"""What tests share: waiting with a deadline, so that a hang fails by name instead of hanging the run.
+
+No test asserts how fast something is: `PATIENCE_S` is for what has to happen at all, on however slow a machine. What a
+bound has to tell apart, such as a wake-up from a look after a silence, is made ten times further apart than it takes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+PATIENCE_S = 60.0
+PATIENCE_MS = int(PATIENCE_S * 1000)
 
 
 def wait_until(predicate: Callable[[], T], timeout: float, description: str, every: float = 0.02) -> T:

@@ -1,7 +1,9 @@
 """Real workers for tests, and a desk that submits to them straight through the queue.
 
 A `Desk` is one namespace seen as a client sees it, without the SDK: commands and functions in, records, results and
-logs out. A `WorkerProcess` is `python -m gpulayer_worker` with short times, its words in a file.
+logs out. A `WorkerProcess` is `python -m gpulayer_worker` with short times, its words in a file. `hiring` starts them:
+a worker that a test gets is known to its queue, so that what the test does to it, or to the server, meets a worker
+at work and not one that starts.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,8 @@ from gpulayer_broker.store.blobstore import BlobStore
 from gpulayer_broker.store.local import LocalStore
 from gpulayer_broker.store.tree import Manifest
 from gpulayer_broker.store.unpack import load_manifest
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
-PATIENCE_S = 20.0
 MOST_BYTES = 1 << 28
 # The times of a worker under test: long enough for a busy machine, short enough to wait for.
 TIMES = {"LEASE_S": 6, "HEARTBEAT_S": 0.4, "LEASE_GRACE_S": 0.5, "TERM_GRACE_S": 1}
@@ -68,10 +69,19 @@ class WorkerProcess:
 
     def start(self) -> WorkerProcess:
         with open(self.log, "ab") as log:
+            self._start_bytes = log.tell()
             self.process = subprocess.Popen(
                 self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         return self
+
+    def settle(self) -> WorkerProcess:
+        """Returns when its queue has it; one that refuses to start, when it has ended."""
+        wait_until(lambda: self._takes_jobs() or not self.alive, PATIENCE_S, f"{self.name} takes jobs")
+        return self
+
+    def _takes_jobs(self) -> bool:
+        return b" takes jobs, " in self.log.read_bytes()[self._start_bytes :]
 
     @property
     def pid(self) -> int:
@@ -108,6 +118,33 @@ class WorkerProcess:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.1)
         self.kill()
+
+
+Hire = Callable[..., WorkerProcess]
+
+
+@contextmanager
+def hiring(desk: Desk, folder: Path) -> Iterator[Hire]:
+    """Starts workers of the desk's namespace, each returned when its queue has it; all are ended afterwards.
+
+    A worker that refuses to start is returned when it has ended.
+    """
+    hired: list[WorkerProcess] = []
+
+    def hire(name: str = "", *options: str, **facts: Any) -> WorkerProcess:
+        name = name or f"{folder.name}-{len(hired)}"
+        log = folder / f"worker-{len(hired)}.log"
+        endpoint = facts.pop("endpoint", desk.endpoint)
+        hired.append(WorkerProcess(endpoint, desk.namespace, name, log, *options, **facts))
+        return hired[-1].settle()
+
+    try:
+        yield hire
+    finally:
+        for worker in hired:
+            worker.end()
+        for worker in hired:
+            print(f"--- {worker.name}\n{worker.said()}")
 
 
 class Desk:

@@ -15,7 +15,7 @@ from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.connection import Endpoint
 from gpulayer_broker.errors import BadRequirement
 from gpulayer_broker.settings import Settings
-from tests.support import wait_until
+from tests.support import PATIENCE_MS, PATIENCE_S, wait_until
 
 Start = Callable[..., dramatiq.Worker]
 
@@ -40,7 +40,7 @@ def start(broker: CapabilityBroker) -> Iterator[Start]:
 
     yield start
     for worker in workers:
-        worker.stop(timeout=5000)
+        worker.stop(timeout=PATIENCE_MS)
 
 
 def test_a_message_sent_before_any_worker_runs_when_one_comes(broker: CapabilityBroker, start: Start) -> None:
@@ -53,7 +53,7 @@ def test_a_message_sent_before_any_worker_runs_when_one_comes(broker: Capability
     for n in range(20):
         keep.send(n)
     start()
-    broker.join("default", timeout=5000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert sorted(seen) == list(range(20))
 
@@ -67,11 +67,13 @@ def test_a_waiting_worker_is_woken_by_a_message(broker: CapabilityBroker, start:
 
     start()
     wait_until(
-        lambda: broker.queue.link.call("EXISTS", broker.queue.keys.named("idleclasses")), 5, "worker idle"
+        lambda: broker.queue.link.call("EXISTS", broker.queue.keys.named("idleclasses")),
+        PATIENCE_S,
+        "worker idle",
     )
     ring.send()
 
-    assert got.wait(5)
+    assert got.wait(PATIENCE_S)
 
 
 def test_a_worker_holds_no_more_than_its_threads(broker: CapabilityBroker, start: Start) -> None:
@@ -81,17 +83,17 @@ def test_a_worker_holds_no_more_than_its_threads(broker: CapabilityBroker, start
     def hold(n: int) -> None:
         running.add(n)
         most[0] = max(most[0], len(running))
-        gate.wait(5)
+        gate.wait(PATIENCE_S)
         running.discard(n)
 
     for n in range(6):
         hold.send(n)
     start(threads=2)
-    wait_until(lambda: len(running) == 2, 5, "two run")
+    wait_until(lambda: len(running) == 2, PATIENCE_S, "two run")
     assert broker.member is not None
     assert len(broker.member.attempts) == 2
     gate.set()
-    broker.join("default", timeout=5000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert most == [2]
 
@@ -107,7 +109,7 @@ def test_a_retry_is_committed_with_the_attempt_that_failed(broker: CapabilityBro
 
     message = flaky.send(3)
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     record = broker.queue.record(message.message_id)
     assert len(tries) == 3
@@ -121,7 +123,7 @@ def test_a_message_whose_retries_are_used_up_is_a_dead_letter(broker: Capability
 
     message = never.send()
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     record = broker.queue.record(message.message_id)
     assert (record.state, record.end_reason, record.attempt) == ("failed", "user_error", 2)
@@ -141,7 +143,7 @@ def test_a_failed_message_without_retries_is_not_a_success(valkey: Endpoint, nam
     worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=50)
     worker.start()
     try:
-        broker.join("default", timeout=5000)
+        broker.join("default", timeout=PATIENCE_MS)
         assert broker.queue.record(message.message_id).state == "failed"
     finally:
         worker.stop()
@@ -163,7 +165,7 @@ def test_a_pipeline_passes_its_value_on(broker: CapabilityBroker, start: Start) 
         [double.message(4), *(a.message_with_options(args=()) for a in (double, keep))], broker=broker
     ).run()
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert seen == [16]
 
@@ -179,7 +181,7 @@ def test_a_delayed_message_waits_in_the_queue(broker: CapabilityBroker, start: S
     message = keep.send_with_options(args=("late",), delay=300)
     keep.send("soon")
     assert broker.queue.record(message.message_id).phase == "delayed"
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert seen == ["soon", "late"]
 
@@ -223,7 +225,7 @@ def test_a_skipped_message_is_done(broker: CapabilityBroker, start: Start) -> No
 
     message = never.send()
     start()
-    broker.join("default", timeout=5000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert broker.queue.record(message.message_id).state == "succeeded"
 
@@ -242,7 +244,7 @@ def test_rubbish_in_a_record_is_set_aside_and_the_queue_goes_on(
     broker.queue.link.call("HSET", broker.queue.keys.job(broken.message_id), "spec", b"\xff\x00rubbish")
     with caplog.at_level(logging.CRITICAL, "gpulayer"):
         start()
-        broker.join("default", timeout=5000)
+        broker.join("default", timeout=PATIENCE_MS)
 
     record = broker.queue.record(broken.message_id)
     assert seen == [2]
@@ -256,7 +258,7 @@ def test_an_actor_that_is_not_known_here_is_a_dead_letter(broker: CapabilityBrok
     message = gone.send()
     del broker.actors["gone"]
     start()
-    broker.join("default", timeout=5000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert broker.queue.record(message.message_id).state == "failed"
 
@@ -267,17 +269,17 @@ def test_stopping_gives_back_what_has_not_started(broker: CapabilityBroker, star
     @dramatiq.actor(broker=broker)
     def hold() -> None:
         started.set()
-        gate.wait(5)
+        gate.wait(PATIENCE_S)
 
     running = hold.send()
     worker = start(threads=1)
-    assert started.wait(5)
+    assert started.wait(PATIENCE_S)
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
-    wait_until(lambda: _state_of_worker(broker) == b"draining", 5, "claims closed")
+    wait_until(lambda: _state_of_worker(broker) == b"draining", PATIENCE_S, "claims closed")
     late = hold.send()
     gate.set()
-    stopping.join(5)
+    stopping.join(PATIENCE_S)
 
     assert broker.queue.record(running.message_id).state == "succeeded"
     assert broker.queue.record(late.message_id).state == "queued"
@@ -319,7 +321,7 @@ def test_messages_of_several_queues_reach_their_own_consumers(broker: Capability
     red.send()
     blue.send()
     start()
-    broker.join("red", timeout=5000)
-    broker.join("blue", timeout=5000)
+    broker.join("red", timeout=PATIENCE_MS)
+    broker.join("blue", timeout=PATIENCE_MS)
 
     assert sorted(seen) == ["blue", "red"]

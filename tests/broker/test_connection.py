@@ -35,7 +35,7 @@ from gpulayer_broker.errors import (
 )
 from gpulayer_broker.server_check import check_server
 from tests.servers import QueueServer
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 StartServer = Callable[..., QueueServer]
 SILENCE = b""
@@ -158,7 +158,7 @@ def test_a_thread_does_not_wait_for_anothers_block_past_its_own_limit(valkey: En
             target=link.block, args=("BLPOP", root + "list", 2), kwargs={"timeout_s": 2}
         )
         blocked.start()
-        wait_until(link._lock.locked, 2, "the other thread holds the link")
+        wait_until(link._lock.locked, PATIENCE_S, "the other thread holds the link")
 
         with pytest.raises(QueueUnreachable, match="another thread"):
             link.call("PING", timeout_s=0.1)
@@ -170,12 +170,12 @@ def test_close_ends_a_block_of_another_thread(valkey: Endpoint, root: str) -> No
     link.call("PING")
     with ThreadPoolExecutor(1) as pool:
         blocked = pool.submit(link.block, "BLPOP", root + "list", 30, timeout_s=30)
-        wait_until(link._lock.locked, 2, "the other thread holds the link")
+        wait_until(link._lock.locked, PATIENCE_S, "the other thread holds the link")
         started = time.monotonic()
         link.close()
 
         with pytest.raises(QueueUnreachable):
-            blocked.result(5)
+            blocked.result(PATIENCE_S)
     assert time.monotonic() - started < 2
     with pytest.raises(QueueUnreachable, match="closed"):
         link.call("PING")
@@ -206,13 +206,15 @@ def test_a_call_whose_server_dies_under_it_is_told_as_sent(queue_server: StartSe
     server = queue_server()
     with connect(server.endpoint) as link, ThreadPoolExecutor(1) as pool:
         pending = pool.submit(link.call, "BLPOP", "list", 0)
-        wait_until(link._lock.locked, 2, "the call is under way")
+        wait_until(link._lock.locked, PATIENCE_S, "the call is under way")
         with connect(server.endpoint) as observer:
-            wait_until(lambda: b"cmd=blpop" in observer.call("CLIENT", "LIST"), 5, "the server has the call")
+            wait_until(
+                lambda: b"cmd=blpop" in observer.call("CLIENT", "LIST"), PATIENCE_S, "the server has the call"
+            )
         server.kill()
 
         with pytest.raises(NoAnswer) as raised:
-            pending.result(5)
+            pending.result(PATIENCE_S)
     assert raised.value.sent
 
 
@@ -223,7 +225,7 @@ def test_an_idempotent_call_outlives_a_restart(queue_server: StartServer) -> Non
         pending = pool.submit(link.call_idempotent, "SET", "a", "1", deadline_s=20)
         server.start()
 
-        assert pending.result(20) == b"OK"
+        assert pending.result(PATIENCE_S) == b"OK"
 
 
 def test_an_idempotent_call_gives_up_at_its_deadline() -> None:
@@ -383,7 +385,7 @@ def scripted_server(*replies: bytes, socket_timeout_s: float = 2.0) -> Iterator[
                 yield link
         finally:
             server.shutdown()
-            thread.join(5)
+            thread.join(PATIENCE_S)
 
 
 def test_the_first_calls_of_many_threads_at_once_load_the_driver_once(valkey: Endpoint) -> None:

@@ -16,7 +16,7 @@ import pytest
 from gpulayer_broker.connection import Endpoint, Link, connect, plain_client
 from gpulayer_broker.errors import QueueUnreachable
 from tests.servers import QueueServer, server_binary
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 StartServer = Callable[..., QueueServer]
 
@@ -88,7 +88,7 @@ def tls_front(server: QueueServer, certificate: tuple[Path, Path]) -> Iterator[i
         thread.start()
         yield int(listener.getsockname()[1])
         listener.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
+        thread.join(PATIENCE_S)
         for peer in peers:
             peer.close()
 
@@ -133,7 +133,7 @@ def sentinel_of(primary_port: int, folder: Path) -> Iterator[int]:
         yield port
     finally:
         sentinel.terminate()
-        sentinel.wait(20)
+        sentinel.wait(PATIENCE_S)
 
 
 def replica_is_linked(sentinel: Link) -> bool:
@@ -156,18 +156,18 @@ def test_sentinels_lead_to_the_primary_and_after_a_failover_to_the_next(
         Link(replica.endpoint) as next_primary,
     ):
         assert link.call("ROLE")[0] == b"master"
-        wait_until(lambda: replica_is_linked(sentinel), 40, "the sentinel knows the replica")
+        wait_until(lambda: replica_is_linked(sentinel), PATIENCE_S, "the sentinel knows the replica")
         link.call("SET", "a", "1")
         assert link.call("WAIT", 1, 5000) == 1
 
         sentinel.call("SENTINEL", "failover", "main")
-        wait_until(lambda: next_primary.call("ROLE")[0] == b"master", 40, "the replica was promoted")
+        wait_until(lambda: next_primary.call("ROLE")[0] == b"master", PATIENCE_S, "the replica was promoted")
 
         def writes_to_next() -> bool:
             link.call_idempotent("SET", "b", "2", deadline_s=20)
             return bool(next_primary.call("GET", "b") == b"2")
 
-        wait_until(writes_to_next, 40, "the link follows the failover")
+        wait_until(writes_to_next, PATIENCE_S, "the link follows the failover")
         assert link.call("GET", "a") == b"1"
 
 

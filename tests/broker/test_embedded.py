@@ -28,7 +28,7 @@ from gpulayer_broker.errors import ConfigError
 from gpulayer_broker.folders import Folders
 from gpulayer_broker.locks import holder_pid, is_held, wait_until_free
 from tests.servers import server_binary
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 BINARY = Path(server_binary())
 
@@ -45,7 +45,7 @@ def kill_server(folders: Folders) -> None:
     pid = holder_pid(folders.server_lock)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    assert wait_until_free(folders.server_lock, 10)
+    assert wait_until_free(folders.server_lock, PATIENCE_S)
 
 
 def start(folders: Folders) -> Link:
@@ -252,7 +252,7 @@ def test_a_client_waits_while_the_set_up_stops(folders: Folders) -> None:
         with pytest.raises(TimeoutError):
             pending.result(0.2)
         stopping.close()
-        pending.result(5).close()
+        pending.result(PATIENCE_S).close()
 
 
 def test_a_log_past_its_bound_keeps_its_last_whole_lines(tmp_path: Path) -> None:
@@ -284,7 +284,9 @@ def test_a_server_killed_while_it_rewrites_its_file_loses_nothing(folders: Folde
         link.call("BGREWRITEAOF")
         link.pipeline([("RPUSH", "late", number) for number in range(100)])
         wait_until(
-            lambda: b"aof_rewrite_in_progress:1" in link.call("INFO", "persistence"), 10, "it rewrites"
+            lambda: b"aof_rewrite_in_progress:1" in link.call("INFO", "persistence"),
+            PATIENCE_S,
+            "it rewrites",
         )
         kill_server(folders)
 

@@ -8,7 +8,7 @@ from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import Link, ReplyError
 from gpulayer_broker.functions import Submission
 from tests.queueing import Hand, Machine, signature
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 CPU = signature()
 
@@ -109,7 +109,7 @@ def test_a_thousand_dependents_are_released_a_batch_at_a_time(hand: Hand, worker
     ready = sum(hand.get(job, "phase") == "ready" for job in behind)
     assert 0 < ready <= 256
 
-    wait_until(lambda: hand.tick().next_ms > 0, 5, "all are released")
+    wait_until(lambda: hand.tick().next_ms > 0, PATIENCE_S, "all are released")
 
     assert all(hand.get(job, "phase") == "ready" for job in behind)
 
@@ -121,7 +121,7 @@ def test_a_long_chain_ends_though_no_call_is_that_deep(hand: Hand, worker: Machi
     ids(hand, worker)
 
     finish(hand, worker, first, "failed")
-    wait_until(lambda: hand.tick().next_ms > 0, 5, "all are released")
+    wait_until(lambda: hand.tick().next_ms > 0, PATIENCE_S, "all are released")
 
     assert hand.state(last) == "cancelled"
 
@@ -205,7 +205,7 @@ def test_a_rated_job_runs_when_its_time_has_come(hand: Hand, worker: Machine) ->
         hand.tick()
         return ids(hand, worker)
 
-    assert wait_until(promoted, 5, "the second is admitted") == [second]
+    assert wait_until(promoted, PATIENCE_S, "the second is admitted") == [second]
 
 
 @pytest.mark.parametrize(

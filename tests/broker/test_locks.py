@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulayer_broker.locks import block_until_free, holder_pid, is_held, try_lock, wait_lock, wait_until_free
+from tests.support import PATIENCE_S
 
 
 @pytest.fixture
@@ -48,8 +49,8 @@ def test_a_child_that_inherits_a_lock_holds_it_until_its_end(path: Path) -> None
     lock.close()
 
     assert holder_pid(path) == child.pid
-    child.communicate(b"\n", timeout=20)
-    assert wait_until_free(path, 5)
+    child.communicate(b"\n", timeout=PATIENCE_S)
+    assert wait_until_free(path, PATIENCE_S)
     assert holder_pid(path) is None
 
 
@@ -78,7 +79,7 @@ def test_a_wait_ends_at_its_deadline_or_with_the_lock(path: Path) -> None:
             with pytest.raises(TimeoutError):
                 pending.result(0.1)
             first.close()
-            got = pending.result(5)
+            got = pending.result(PATIENCE_S)
             assert got is not None
             first = got
     first.close()

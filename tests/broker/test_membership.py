@@ -20,7 +20,7 @@ from gpulayer_broker.requirements import build_requirements
 from gpulayer_broker.settings import Settings
 from tests.queueing import Hand, signature
 from tests.servers import QueueServer
-from tests.support import wait_until
+from tests.support import PATIENCE_MS, PATIENCE_S, wait_until
 
 SETTINGS = Settings(lease_s=4, heartbeat_s=0.4, lease_grace_s=1)
 NEEDS = build_requirements(queue="default", default_cpus=0)
@@ -36,7 +36,7 @@ def start() -> Iterator[Callable[[CapabilityBroker], None]]:
 
     yield start
     for worker in workers:
-        worker.stop(timeout=5000)
+        worker.stop(timeout=PATIENCE_MS)
         worker.broker.close()
 
 
@@ -90,8 +90,8 @@ def test_a_record_of_wrong_form_is_set_aside_and_the_next_one_runs(
     bad = record(broker.queue, damaged(**fields), "j_damaged")
     ring.send()
     start(broker)
-    assert ran.acquire(timeout=5)
-    wait_until(lambda: broker.queue.record(bad).final, 5, "the damaged record is set aside")
+    assert ran.acquire(timeout=PATIENCE_S)
+    wait_until(lambda: broker.queue.record(bad).final, PATIENCE_S, "the damaged record is set aside")
     assert (broker.queue.record(bad).state, broker.queue.record(bad).end_reason) == ("failed", "undecodable")
 
 
@@ -103,8 +103,8 @@ def test_a_queue_full_of_damaged_records_is_worked_off(
         record(broker.queue, b"\x00\xff not a message")
     ring.send()
     start(broker)
-    assert ran.acquire(timeout=20)
-    broker.join("default", timeout=5000)
+    assert ran.acquire(timeout=PATIENCE_S)
+    broker.join("default", timeout=PATIENCE_MS)
 
 
 def test_a_report_that_the_queue_refuses_ends_as_a_failure_that_says_so(
@@ -118,7 +118,7 @@ def test_a_report_that_the_queue_refuses_ends_as_a_failure_that_says_so(
     broker.add_middleware(dramatiq.middleware.CurrentMessage())
     start(broker)
     job = report.send().message_id
-    wait_until(lambda: broker.queue.record(job).final, 5, "the job is final")
+    wait_until(lambda: broker.queue.record(job).final, PATIENCE_S, "the job is final")
     assert broker.queue.record(job).end_reason == "result_error"
     assert b"commit does not write token" in broker.queue.record(job).error
 
@@ -131,12 +131,12 @@ def test_a_server_that_lost_its_functions_is_given_them_again(
     ring, ran = actor(broker)
     start(broker)
     ring.send()
-    assert ran.acquire(timeout=5)
+    assert ran.acquire(timeout=PATIENCE_S)
     server.kill()
     server.start()  # without an append-only file: no data, no functions, no worker's record
     with CapabilityBroker(server.endpoint, settings=SETTINGS).queue.link as link:
         Queue(link).submit(Entry(ring.message(), NEEDS).submission(), NEEDS)
-        assert ran.acquire(timeout=10)
+        assert ran.acquire(timeout=PATIENCE_S)
 
 
 def test_what_a_replaced_incarnation_says_of_its_end_is_not_said_of_the_next(link: Link, root: str) -> None:
@@ -156,6 +156,6 @@ def test_a_worker_that_cannot_register_is_no_member(broker: CapabilityBroker, li
     worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=50)
     worker.start()
     assert broker.member is None
-    worker.stop(timeout=5000)
+    worker.stop(timeout=PATIENCE_MS)
     broker.close()
     link.call("DEL", f"{root}workers", *link.call("KEYS", f"{root}worker:*"))

@@ -19,6 +19,7 @@ from tests.queueing import LEASE_MS, NO_RETENTION, Hand, Machine, signature
 from tests.rules.crowd import FINAL, Place, finish_all, lose_all, together
 from tests.servers import QueueServer
 from tests.snapshot import Snapshot
+from tests.support import PATIENCE_S
 from tests.virtual import virtual_library
 
 CPU = signature()
@@ -187,7 +188,7 @@ def _submit_until_answered(place: Place, key: str, back: threading.Event) -> str
             with place.hand() as hand:
                 return hand.submit(CPU, id=new_job_id(), idempotency_key=key, digest="d")
         except NoAnswer:
-            back.wait(20)
+            back.wait(PATIENCE_S)
 
 
 # Cancel -------------------------------------------------------------------------------------------------------------

@@ -70,9 +70,11 @@ def worker(valkey: Endpoint, address: str, namespace: str, tmp_path: Path) -> It
     """A real worker of the test's namespace, which shares nothing with its clients but the queue."""
     log = tmp_path / "worker.log"
     worker = WorkerProcess(valkey, namespace, f"{namespace}-w", log, private=False)
-    yield worker
-    worker.end()
-    print(worker.said())
+    try:
+        yield worker.settle()
+    finally:
+        worker.end()
+        print(worker.said())
 
 
 @pytest.fixture

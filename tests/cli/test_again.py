@@ -95,7 +95,6 @@ def own_set_up(isolated_environment: Path, tmp_path: Path, monkeypatch: pytest.M
     private.release_private()
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.usefixtures("own_set_up")
 def test_gc_of_the_private_set_up_removes_files_that_nobody_used(cli: Cli, here: Path) -> None:
     (here / "data.csv").write_text("a" * 50_000)

@@ -16,7 +16,7 @@ import pytest
 from gpulayer_broker.connection import Endpoint
 from gpulayer_broker.units import GIB
 from tests.cli.conftest import Cli
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 from tests.worker.nvml.scenario import LIB_RM_VERSION_MISMATCH, Driver, Gpu, build_library
 from tests.workers import WorkerProcess
 
@@ -156,9 +156,11 @@ def gpu_worker(
     worker = WorkerProcess(
         valkey, namespace, f"{namespace}-g", log, *options, private=False, environment=driver.environment
     )
-    yield worker
-    worker.end()
-    print(worker.said())
+    try:
+        yield worker.settle()
+    finally:
+        worker.end()
+        print(worker.said())
 
 
 def status_of(cli: Cli, worker: WorkerProcess) -> dict[str, Any]:
@@ -167,7 +169,7 @@ def status_of(cli: Cli, worker: WorkerProcess) -> dict[str, Any]:
         return found and found[0]["devices"] and found[0]
 
     assert worker.alive
-    found: dict[str, Any] = wait_until(document, 20, "the worker is listed")
+    found: dict[str, Any] = wait_until(document, PATIENCE_S, "the worker is listed")
     return found
 
 
@@ -204,7 +206,9 @@ def test_explain_tells_a_busy_gpu_from_a_missing_one(cli: Cli, gpu_worker: Worke
     status_of(cli, gpu_worker)
 
     holder = cli("submit", "--detach", "--gpus", "1", "--", "sleep", "60").out.strip()
-    wait_until(lambda: json.loads(cli("show", "--json", holder).out)["state"] == "running", 20, "it runs")
+    wait_until(
+        lambda: json.loads(cli("show", "--json", holder).out)["state"] == "running", PATIENCE_S, "it runs"
+    )
     waiting = cli("submit", "--detach", "--gpus", "1", "--", "true").out.strip()
     busy = json.loads(cli("explain", waiting, "--json").out)
     assert (busy["fits"], busy["workers"][0]["reasons"]) == (

@@ -15,6 +15,7 @@ from gpulayer_broker.connection import Link
 from gpulayer_broker.queue import Queue
 from tests.cli.conftest import Cli, Outcome
 from tests.sdk.benches import Bench
+from tests.support import PATIENCE_S
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 
@@ -47,7 +48,7 @@ def run(spawn: Spawn, project: Path) -> Callable[..., Outcome]:
 
     def call(*arguments: str) -> Outcome:
         process = spawn("run", *arguments)
-        out, err = process.communicate(timeout=40)
+        out, err = process.communicate(timeout=PATIENCE_S)
         return Outcome(process.returncode, out, err)
 
     return call
@@ -103,7 +104,7 @@ def test_a_document_tells_each_call_and_why_it_all_ended(
     (project / "items.jsonl").write_text("1\n2\n")
     process = spawn("run", "job_functions:power", "--map", "items.jsonl", "--json")
     bench.serve(2, lambda _: 7)
-    out, err = process.communicate(timeout=40)
+    out, err = process.communicate(timeout=PATIENCE_S)
 
     document = json.loads(out)
     assert process.returncode == 0, err

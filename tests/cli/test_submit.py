@@ -17,7 +17,7 @@ from gpulayer_broker.connection import Link
 from gpulayer_broker.queue import Queue
 from tests.cli.conftest import Cli
 from tests.sdk.benches import Bench
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 from tests.workers import WorkerProcess
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
@@ -200,7 +200,7 @@ def test_ctrl_c_only_detaches_and_says_how_to_come_back(
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 130
     line = err.splitlines()[-1]
@@ -219,10 +219,10 @@ def test_a_closed_pipe_ends_it_quietly(spawn: Spawn, worker: WorkerProcess, cli:
     process.stdout.close()
     assert process.stderr is not None
     err = process.stderr.read()
-    process.wait(20)
+    process.wait(PATIENCE_S)
 
     assert "Traceback" not in err
-    wait_until(lambda: "running" not in cli("jobs").out, 20, "the job has ended by itself")
+    wait_until(lambda: "running" not in cli("jobs").out, PATIENCE_S, "the job has ended by itself")
 
 
 @pytest.mark.usefixtures("worker")

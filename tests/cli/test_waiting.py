@@ -18,7 +18,7 @@ from gpulayer_broker.functions import Running
 from tests.cli.conftest import Cli
 from tests.queueing import LEASE_MS
 from tests.sdk.benches import Bench, bad, good
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 
 def submitted(cli: Cli, *options: str) -> str:
@@ -165,11 +165,11 @@ def test_progress_is_the_last_line_of_a_followed_log_and_goes_before_other_words
     grant = bench.take(job_id)
     heartbeat = [Running(job_id, grant.token, True, '{"done": 3, "total": 10}')]
     bench.hand.run(fn.renew(bench.machine.id, bench.machine.incarnation, LEASE_MS, heartbeat))
-    wait_until(lambda: screen.shows("3 of 10 (30%)"), 15, "the progress is shown")
+    wait_until(lambda: screen.shows("3 of 10 (30%)"), PATIENCE_S, "the progress is shown")
 
     bench.hand.run(fn.log(job_id, grant.token, 0, "out", 0, b"a line\n"))
-    wait_until(lambda: screen.shows("\r\x1b[Ka line"), 15, "the line takes its place")
+    wait_until(lambda: screen.shows("\r\x1b[Ka line"), PATIENCE_S, "the line takes its place")
     bench.end(job_id)
-    assert screen.process.wait(15) == 0
-    wait_until(lambda: screen.shows("a line"), 5, "all is read")
+    assert screen.process.wait(PATIENCE_S) == 0
+    wait_until(lambda: screen.shows("a line"), PATIENCE_S, "all is read")
     assert screen.seen.endswith("\r\x1b[K")

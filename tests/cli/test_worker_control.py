@@ -13,7 +13,7 @@ import pytest
 from gpulayer_broker.folders import locate_folders
 from gpulayer_broker.locks import holder_pid, is_held
 from tests.cli.conftest import Cli
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 
@@ -33,7 +33,7 @@ def name(namespace: str, address: str, monkeypatch: pytest.MonkeyPatch) -> Itera
             os.kill(pid, signal.SIGTERM)
         return not is_held(lock)
 
-    wait_until(ended, 20, "the worker has ended")
+    wait_until(ended, PATIENCE_S, "the worker has ended")
 
 
 def test_a_worker_in_the_background_takes_jobs_until_it_is_stopped(cli: Cli, name: str) -> None:
@@ -83,7 +83,7 @@ def test_a_worker_in_the_foreground_needs_nothing_but_an_address(
     assert cli("submit", "--", "echo", "hello").out == "hello\n"
 
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_worker_without_a_queue_is_told_what_to_give(

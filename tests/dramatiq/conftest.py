@@ -17,6 +17,7 @@ from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.connection import Endpoint
 from gpulayer_broker.results import QueueResults
 from gpulayer_broker.settings import Settings
+from tests.support import PATIENCE_MS, PATIENCE_S
 
 TIMES = {"lease_s": 4.0, "heartbeat_s": 0.4, "lease_grace_s": 0.5}
 
@@ -64,7 +65,7 @@ def start(broker: CapabilityBroker) -> Iterator[Start]:
 
     yield start
     for worker in workers:
-        worker.stop(timeout=5000)
+        worker.stop(timeout=PATIENCE_MS)
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def cli(cli_environment: Mapping[str, str]) -> Iterator[Cli]:
     for process in started:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from gpulayer_broker.connection import plain_client
 from gpulayer_broker.functions import Call, Committed, Ending, Offer
 from gpulayer_broker.outbox import Entry
 from tests.dramatiq.conftest import Start
-from tests.support import wait_until
+from tests.support import PATIENCE_MS, PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_pipeline_passes_results_on_and_gives_the_last(
     start()
     pipe = double.message(1) | double.message_with_options(args=()) | double.message_with_options(args=())
 
-    assert pipe.run().get_result(block=True, timeout=10_000) == 8
+    assert pipe.run().get_result(block=True, timeout=PATIENCE_MS) == 8
     assert list(pipe.get_results()) == [2, 4, 8]
     assert pipe.completed
 
@@ -63,7 +63,7 @@ def test_a_pipeline_can_be_run_twice(
     pipe = double.message(4) | count.message_with_options(args=())
     for _ in range(2):
         pipe.run()
-        broker.join("default", timeout=10_000)
+        broker.join("default", timeout=PATIENCE_MS)
 
     assert ran == {"8": 2}
 
@@ -75,7 +75,7 @@ def test_the_same_message_enqueued_while_it_waits_runs_twice(
     broker.enqueue(message)
     broker.enqueue(message)
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert ran == {"twice": 2}
 
@@ -96,10 +96,10 @@ def test_a_group_gives_its_results_in_order(
 ) -> None:
     start()
     group = dramatiq.group([double.message(n) for n in range(20)]).run()
-    group.wait(timeout=10_000)
+    group.wait(timeout=PATIENCE_MS)
 
     assert group.completed
-    assert list(group.get_results(block=True, timeout=10_000)) == [2 * n for n in range(20)]
+    assert list(group.get_results(block=True, timeout=PATIENCE_MS)) == [2 * n for n in range(20)]
 
 
 def test_a_group_calls_back_once_when_all_have_succeeded(
@@ -114,7 +114,7 @@ def test_a_group_calls_back_once_when_all_have_succeeded(
     group.add_completion_callback(finished.message("one"))
     group.add_completion_callback(finished.message("other"))
     group.run()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert ran == {"one": 1, "other": 1}
 
@@ -131,7 +131,7 @@ def test_a_group_run_twice_calls_back_twice(
     group.add_completion_callback(finished.message("done"))
     for _ in range(2):
         group.run()
-        broker.join("default", timeout=10_000)
+        broker.join("default", timeout=PATIENCE_MS)
 
     assert ran == {"done": 2}
 
@@ -147,7 +147,7 @@ def test_a_pipeline_in_a_group_counts_by_its_last_message(
     group = dramatiq.group([double.message(1) | double.message_with_options(args=()), double.message(3)])
     group.add_completion_callback(finished.message("done"))
     group.run()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert ran == {"done": 1}
     assert list(group.get_results()) == [4, 6]
@@ -167,12 +167,12 @@ def test_a_group_does_not_call_back_while_a_child_has_failed_and_does_after_its_
     group = dramatiq.group([child.message(n) for n in range(3)])
     group.add_completion_callback(finished.message("done"))
     group.run()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
     assert ran == {}
 
     mended.set()
     broker.requeue_dead_letters("default")
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
     assert ran == {"done": 1}
 
 
@@ -184,7 +184,7 @@ def test_a_child_counts_once_however_often_its_commit_is_sent(broker: Capability
     @dramatiq.actor
     def child(n: int) -> None:
         if n == 1:
-            gate.wait(10)
+            gate.wait(PATIENCE_S)
 
     @dramatiq.actor(queue_name="callbacks")
     def finished() -> None: ...
@@ -200,14 +200,14 @@ def test_a_child_counts_once_however_often_its_commit_is_sent(broker: Capability
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functions, "commit", told)
         group.run()
-        wait_until(lambda: broker.queue.open_jobs("default") == 1, 5, "one child has ended")
+        wait_until(lambda: broker.queue.open_jobs("default") == 1, PATIENCE_S, "one child has ended")
 
     assert sent[0].fields["barrier"]
     assert broker.queue.run(commit(sent[0])).verdict == "already"
     assert broker.queue.open_jobs("callbacks") == 0
 
     gate.set()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
     assert broker.queue.open_jobs("callbacks") == 1
 
 
@@ -224,7 +224,7 @@ def test_dramatiqs_own_group_callbacks_are_replaced_by_the_queues(
     group = dramatiq.group([double.message(n) for n in range(3)])
     group.add_completion_callback(finished.message("done"))
     group.run()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
     client.close()
 
     assert ran == {"done": 1}

@@ -11,7 +11,7 @@ from gpulayer_broker import functions
 from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.connection import Endpoint
 from tests.dramatiq.conftest import Start, quick_settings
-from tests.support import wait_until
+from tests.support import PATIENCE_MS, PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_dead_letter_tells_its_message_and_its_error(
 ) -> None:
     message = fails.send(7)
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     [letter] = broker.dead_letters("default")
     assert letter.message is not None
@@ -50,7 +50,7 @@ def test_dead_letters_are_read_a_page_at_a_time(
     for n in range(5):
         fails.send_with_options(args=(n,), max_retries=0)
     start(threads=1)
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     pages = [broker.dead_letters("default", most=2, skip=skip) for skip in (0, 2, 4, 6)]
     assert [len(page) for page in pages] == [2, 2, 1, 0]
@@ -63,11 +63,11 @@ def test_a_requeued_dead_letter_runs_again_with_all_its_retries(
 ) -> None:
     message = fails.send(1)
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
     mended.set()
 
     assert broker.requeue_dead_letters("default") == 1
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     record = broker.queue.record(message.message_id)
     assert (record.state, record.retries) == ("succeeded", 0)
@@ -79,7 +79,7 @@ def test_only_the_named_dead_letters_are_requeued(
 ) -> None:
     left, sent = fails.send(1), fails.send(2)
     worker = start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
     worker.stop()
 
     assert broker.requeue_dead_letters("default", [sent.message_id]) == 1
@@ -94,7 +94,7 @@ def test_two_who_requeue_at_once_requeue_it_once(
     for n in range(20):
         fails.send_with_options(args=(n,), max_retries=0)
     worker = start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
     worker.stop()
     counts: list[int] = []
     both = threading.Barrier(2)
@@ -120,7 +120,7 @@ def test_a_letter_that_cannot_be_read_is_listed_and_stays(broker: CapabilityBrok
     broken = keep.send()
     broker.queue.link.call("HSET", broker.queue.keys.job(broken.message_id), "spec", b"\xff rubbish")
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert broker.requeue_dead_letters("default") == 0
     [letter] = broker.dead_letters("default")
@@ -133,7 +133,7 @@ def test_a_message_of_an_actor_that_nobody_knows_is_a_dead_letter(
     broker.declare_queue("some")
     message = broker.enqueue(dramatiq.Message("some", "some_actor", (), {}, {}))
     start()
-    broker.join("some", timeout=10_000)
+    broker.join("some", timeout=PATIENCE_MS)
 
     [letter] = broker.dead_letters("some")
     assert (letter.id, letter.error_type) == (message.message_id, "ActorNotFound")
@@ -150,9 +150,9 @@ def test_dead_letters_leave_after_their_lifetime(valkey: Endpoint, namespace: st
     worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=50)
     worker.start()
     try:
-        broker.join("default", timeout=10_000)
+        broker.join("default", timeout=PATIENCE_MS)
         assert len(broker.dead_letters("default")) == 1
-        wait_until(lambda: broker.dead_letters("default") == [], 5, "the dead letter has left")
+        wait_until(lambda: broker.dead_letters("default") == [], PATIENCE_S, "the dead letter has left")
     finally:
         worker.stop()
         broker.close()
@@ -163,7 +163,7 @@ def test_dead_letters_live_for_a_week_unless_told_otherwise(
 ) -> None:
     message = fails.send(1)
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     died_ms = broker.dead_letters("default")[0].died_ms
     goes_ms = broker.queue.link.call("ZSCORE", broker.queue.keys.named("expiring"), message.message_id)
@@ -179,7 +179,7 @@ def test_more_records_than_one_call_removes_are_removed_at_once(
 
     sent = [quick.send() for _ in range(250)]
     worker = start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
     worker.stop()
     ticks = [broker.queue.run(functions.tick(4000, 10**9, 10**9)) for _ in range(4)]
 

@@ -13,9 +13,8 @@ from dramatiq.errors import BrokerConnectionError
 from gpulayer_broker.broker import CapabilityBroker
 from tests.dramatiq.conftest import quick_settings
 from tests.servers import QueueServer
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
-pytestmark = pytest.mark.timeout(60)
 Server = Callable[..., QueueServer]
 
 
@@ -55,7 +54,7 @@ def test_an_ack_or_nack_without_a_queue_is_tried_until_the_queue_is_back(
     def hold() -> None:
         runs.append(1)
         began.set()
-        gate.wait(20)
+        gate.wait(PATIENCE_S)
         if fails:
             raise ValueError("a nack")
 
@@ -63,11 +62,11 @@ def test_an_ack_or_nack_without_a_queue_is_tried_until_the_queue_is_back(
     worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=50)
     worker.start()
     try:
-        assert began.wait(10)
+        assert began.wait(PATIENCE_S)
         server.kill()
         gate.set()
         server.start()
-        wait_until(lambda: broker.queue.record(message.message_id).final, 20, "its end is told")
+        wait_until(lambda: broker.queue.record(message.message_id).final, PATIENCE_S, "its end is told")
         assert broker.queue.record(message.message_id).state == ("failed" if fails else "succeeded")
         assert runs == [1]
     finally:
@@ -86,11 +85,11 @@ def test_a_worker_goes_on_when_the_queue_is_back(server: QueueServer, broker: Ca
     worker.start()
     try:
         keep.send(1)
-        wait_until(lambda: seen == [1], 10, "it runs before")
+        wait_until(lambda: seen == [1], PATIENCE_S, "it runs before")
         server.kill()
         server.start()
         keep.send(2)
-        wait_until(lambda: seen == [1, 2], 10, "it runs afterwards")
+        wait_until(lambda: seen == [1, 2], PATIENCE_S, "it runs afterwards")
     finally:
         worker.stop()
         broker.close()

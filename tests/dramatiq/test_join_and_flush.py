@@ -12,6 +12,7 @@ from dramatiq.errors import QueueJoinTimeout, QueueNotFound
 from gpulayer_broker import queue as queue_module
 from gpulayer_broker.broker import CapabilityBroker
 from tests.dramatiq.conftest import Start
+from tests.support import PATIENCE_MS
 
 
 def test_join_waits_for_what_waits_runs_is_delayed_or_is_to_be_retried(
@@ -37,7 +38,7 @@ def test_join_waits_for_what_waits_runs_is_delayed_or_is_to_be_retried(
     work.send_with_options(args=("delayed",), delay=400)
     flaky.send()
     start(threads=1)
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert sorted(done) == ["a", "b", "c", "delayed", "flaky"]
 
@@ -54,7 +55,7 @@ def test_join_waits_for_what_a_message_leads_to(broker: CapabilityBroker, start:
     start()
     for _ in range(5):
         dramatiq.pipeline([down.message(3), *(down.message_with_options(args=()) for _ in range(3))]).run()
-        broker.join("default", interval=1, timeout=10_000)
+        broker.join("default", interval=1, timeout=PATIENCE_MS)
         assert seen == [3, 2, 1, 0]
         seen.clear()
 

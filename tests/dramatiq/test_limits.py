@@ -13,6 +13,7 @@ from dramatiq.rate_limits.backends import RedisBackend
 from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.connection import plain_client
 from tests.dramatiq.conftest import Start
+from tests.support import PATIENCE_MS
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_a_concurrent_rate_limiter_holds_across_threads(
     for n in range(8):
         alone.send(n)
     start(threads=4)
-    broker.join("default", timeout=20_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert sorted(done) == list(range(8))
     assert most == [1]
@@ -63,6 +64,6 @@ def test_a_window_rate_limiter_refuses_what_is_too_much(
     for _ in range(5):
         ask.send()
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert sorted(got) == [False, False, True, True, True]

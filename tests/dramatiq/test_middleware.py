@@ -14,6 +14,7 @@ from dramatiq.middleware import AsyncIO, CurrentMessage
 
 from gpulayer_broker.broker import CapabilityBroker
 from tests.dramatiq.conftest import Start
+from tests.support import PATIENCE_MS
 
 
 def test_age_limit_drops_what_is_too_old(broker: CapabilityBroker, start: Start) -> None:
@@ -27,7 +28,7 @@ def test_age_limit_drops_what_is_too_old(broker: CapabilityBroker, start: Start)
     old = young.message(2).copy(message_timestamp=0)
     broker.enqueue(old)
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert seen == [1]
     assert [letter.id for letter in broker.dead_letters("default")] == [old.message_id]
@@ -52,7 +53,7 @@ def test_callbacks_are_sent_on_success_and_on_failure(broker: CapabilityBroker, 
     good = divide.send_with_options(args=(2,), **options)
     bad = divide.send_with_options(args=(0,), **options)
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert Counter(map(tuple, told)) == Counter(
         [(good.message_id, 3.0), (bad.message_id, "ZeroDivisionError")]
@@ -71,7 +72,7 @@ def test_current_message_is_the_message_that_runs(broker: CapabilityBroker, star
 
     sent = who.send()
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert seen == [sent.message_id]
 
@@ -89,7 +90,7 @@ def test_pipe_ignore_drops_the_result_on_its_way(broker: CapabilityBroker, start
 
     (one.message() | nothing.message_with_options(pipe_ignore=True)).run()
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert seen == ["nothing"]
 
@@ -117,7 +118,7 @@ def test_retries_stop_where_the_actor_says_so(broker: CapabilityBroker, start: S
     fails.send()
     expected.send()
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert tries == {"fails": 3, "exhausted": 1, "expected": 1}
 
@@ -136,7 +137,7 @@ def test_async_actors_run_on_the_event_loop(broker: CapabilityBroker, start: Sta
     for n in range(8):
         sleeps.send(n)
     worker = start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
     worker.stop()
 
     assert sorted(seen) == list(range(8))
@@ -161,7 +162,7 @@ def test_prometheus_counts_messages_retries_and_dead_letters(
 
     fails.send()
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     def value(metric: Any) -> float:
         return float(metric.labels("default", "fails")._value.get())
@@ -186,6 +187,6 @@ def test_an_exception_of_some_middleware_does_not_lose_the_message(
 
     message = job.send()
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert broker.queue.record(message.message_id).state == "succeeded"

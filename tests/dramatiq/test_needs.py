@@ -9,7 +9,7 @@ from dramatiq.brokers.stub import StubBroker
 from gpulayer_broker.broker import CapabilityBroker, Needs
 from gpulayer_broker.errors import BadRequirement
 from tests.dramatiq.conftest import Start
-from tests.support import wait_until
+from tests.support import PATIENCE_MS, PATIENCE_S, wait_until
 
 
 def test_an_actor_says_what_it_needs_and_a_message_may_say_otherwise(broker: CapabilityBroker) -> None:
@@ -36,7 +36,7 @@ def test_a_pipelines_next_message_goes_where_its_own_actor_needs(
     (prepare.message() | target).run()
     worker = start()
 
-    wait_until(lambda: broker.queue.records([target.message_id])[0], 5, "the next message is there")
+    wait_until(lambda: broker.queue.records([target.message_id])[0], PATIENCE_S, "the next message is there")
     worker.stop()
 
     record = broker.queue.record(target.message_id)
@@ -60,7 +60,7 @@ def test_a_message_that_no_worker_can_serve_waits_and_holds_nobody_up(
     can.send()
     start()
 
-    wait_until(lambda: seen == [1], 5, "the other message has run")
+    wait_until(lambda: seen == [1], PATIENCE_S, "the other message has run")
     assert broker.queue.record(message.message_id).state == "queued"
     broker.flush("default")
 
@@ -94,7 +94,7 @@ def test_an_apps_own_tests_run_on_dramatiqs_stub_broker() -> None:
     train.send(1)
     worker = dramatiq.Worker(stub, worker_timeout=50, worker_threads=1)
     worker.start()
-    stub.join("default", timeout=5000)
+    stub.join("default", timeout=PATIENCE_MS)
     worker.stop()
     stub.close()
 

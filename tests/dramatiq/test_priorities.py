@@ -8,6 +8,7 @@ import pytest
 from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.outbox import band_of
 from tests.dramatiq.conftest import Start
+from tests.support import PATIENCE_MS
 
 
 def test_lower_priorities_go_first(broker: CapabilityBroker, start: Start) -> None:
@@ -23,7 +24,7 @@ def test_lower_priorities_go_first(broker: CapabilityBroker, start: Start) -> No
     for priority in (100, 5, 0, -5, -100):
         actor(priority).send()
     start(threads=1)
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert seen == [-100, -5, 0, 5, 100]
 
@@ -38,7 +39,7 @@ def test_within_a_band_the_oldest_goes_first(broker: CapabilityBroker, start: St
     for n in range(20):
         keep.send(n)
     start(threads=1)
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert seen == list(range(20))
 

@@ -16,7 +16,7 @@ from gpulayer_broker.connection import Endpoint, plain_client
 from gpulayer_broker.errors import UsageError
 from gpulayer_broker.results import QueueResults
 from tests.dramatiq.conftest import Start, quick_settings
-from tests.support import wait_until
+from tests.support import PATIENCE_MS, PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def add(broker: CapabilityBroker) -> dramatiq.Actor[[int, int], int]:
 def test_a_result_is_waited_for(start: Start, add: dramatiq.Actor[[int, int], int]) -> None:
     start()
 
-    assert add.send(1, 2).get_result(block=True, timeout=10_000) == 3
+    assert add.send(1, 2).get_result(block=True, timeout=PATIENCE_MS) == 3
 
 
 def test_a_wait_reads_the_record_once_before_and_never_polls(
@@ -51,7 +51,7 @@ def test_a_wait_reads_the_record_once_before_and_never_polls(
     start()
     message = add.send_with_options(args=(1, 2), delay=500)
 
-    assert message.get_result(block=True, timeout=10_000) == 3
+    assert message.get_result(block=True, timeout=PATIENCE_MS) == 3
     assert reads == [message.message_id]  # the notice of its end brings the result
 
 
@@ -75,7 +75,7 @@ def test_an_exception_is_raised_where_the_result_is_read(broker: CapabilityBroke
 
     start()
     with pytest.raises(ResultFailure, match="actor raised ValueError: no such thing") as caught:
-        fails.send().get_result(block=True, timeout=10_000)
+        fails.send().get_result(block=True, timeout=PATIENCE_MS)
     assert (caught.value.orig_exc_type, caught.value.orig_exc_msg) == ("ValueError", "no such thing")
 
 
@@ -90,7 +90,7 @@ def test_a_result_waits_for_the_retries_to_run_out(broker: CapabilityBroker, sta
         return len(tries)
 
     start()
-    assert flaky.send().get_result(block=True, timeout=10_000) == 3
+    assert flaky.send().get_result(block=True, timeout=PATIENCE_MS) == 3
 
 
 def test_none_is_a_result_too(broker: CapabilityBroker, start: Start) -> None:
@@ -98,7 +98,7 @@ def test_none_is_a_result_too(broker: CapabilityBroker, start: Start) -> None:
     def nothing() -> None: ...
 
     start()
-    assert nothing.send().get_result(block=True, timeout=10_000) is None
+    assert nothing.send().get_result(block=True, timeout=PATIENCE_MS) is None
 
 
 def test_waiting_for_an_actor_that_keeps_no_results_ends_at_once(
@@ -110,7 +110,7 @@ def test_waiting_for_an_actor_that_keeps_no_results_ends_at_once(
     start()
     message, start_s = silent.send(), time.monotonic()
     with pytest.raises(ResultTimeout):
-        message.get_result(block=True, timeout=30_000)
+        message.get_result(block=True, timeout=PATIENCE_MS)
     assert time.monotonic() - start_s < 10
 
 
@@ -121,8 +121,10 @@ def test_a_result_is_gone_after_its_lifetime(broker: CapabilityBroker, start: St
 
     start()
     message = brief.send()
-    assert message.get_result(block=True, timeout=10_000) == 1
-    wait_until(lambda: broker.queue.records([message.message_id]) == [None], 5, "the record has left")
+    assert message.get_result(block=True, timeout=PATIENCE_MS) == 1
+    wait_until(
+        lambda: broker.queue.records([message.message_id]) == [None], PATIENCE_S, "the record has left"
+    )
     with pytest.raises(ResultMissing):
         message.get_result()
 
@@ -131,7 +133,9 @@ def test_many_threads_wait_for_results_at_once(start: Start, add: dramatiq.Actor
     found: list[int] = []
 
     def ask(n: int) -> None:
-        found.append(add.send_with_options(args=(n, 0), delay=100).get_result(block=True, timeout=10_000))
+        found.append(
+            add.send_with_options(args=(n, 0), delay=100).get_result(block=True, timeout=PATIENCE_MS)
+        )
 
     start()
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(10)]
@@ -164,7 +168,7 @@ def test_dramatiqs_redis_result_backend_works_beside_the_queue(valkey: Endpoint,
     worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=50)
     worker.start()
     try:
-        assert answer.send().get_result(backend=backend, block=True, timeout=10_000) == 42
+        assert answer.send().get_result(backend=backend, block=True, timeout=PATIENCE_MS) == 42
     finally:
         worker.stop()
         broker.close()
@@ -174,12 +178,12 @@ def test_dramatiqs_redis_result_backend_works_beside_the_queue(valkey: Endpoint,
 def test_results_are_read_after_a_fork(start: Start, add: dramatiq.Actor[[int, int], int]) -> None:
     worker = start()
     message = add.send(20, 22)
-    assert message.get_result(block=True, timeout=10_000) == 42
+    assert message.get_result(block=True, timeout=PATIENCE_MS) == 42
     worker.stop()
 
     child = os.fork()
     if child == 0:
-        os._exit(message.get_result(block=True, timeout=5000))
+        os._exit(message.get_result(block=True, timeout=PATIENCE_MS))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
     assert message.get_result() == 42
 
@@ -196,7 +200,7 @@ def test_a_backend_may_have_an_encoder_of_its_own(valkey: Endpoint, namespace: s
     worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=50)
     worker.start()
     try:
-        assert numbers.send().get_result(backend=backend, block=True, timeout=10_000) == {1, 2}
+        assert numbers.send().get_result(backend=backend, block=True, timeout=PATIENCE_MS) == {1, 2}
     finally:
         worker.stop()
         broker.close()

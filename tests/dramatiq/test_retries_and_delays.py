@@ -10,7 +10,7 @@ from dramatiq.errors import Retry
 
 from gpulayer_broker.broker import CapabilityBroker
 from tests.dramatiq.conftest import Start
-from tests.support import wait_until
+from tests.support import PATIENCE_MS, PATIENCE_S, wait_until
 
 LATE_S = 0.15
 
@@ -26,7 +26,7 @@ def test_a_failed_message_is_tried_again_after_its_back_off(broker: CapabilityBr
 
     flaky.send()
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     first, second, third = tries
     assert 0.1 <= second - first <= 0.2 * 1.5 + LATE_S  # Dramatiq draws a part of the back-off at random
@@ -44,7 +44,7 @@ def test_an_actor_may_say_when_it_is_to_be_tried_again(broker: CapabilityBroker,
 
     told.send()
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert 0.3 <= tries[1] - tries[0] <= 0.3 + LATE_S
 
@@ -64,7 +64,7 @@ def test_a_retry_keeps_the_options_that_its_tries_have_left(broker: CapabilityBr
 
     fails.send()
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert seen == [(0, False), (1, True), (2, True)]
 
@@ -80,7 +80,7 @@ def test_a_delayed_message_is_late_by_150_ms_at_most(broker: CapabilityBroker, s
     # The keeper sleeps until the first due time that it knows: each of these is earlier than those before it.
     for delay_ms in (900, 600, 300, 100):
         due.send_with_options(args=(time.time() + delay_ms / 1000,), delay=delay_ms)
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert len(late) == 4
     assert min(late) >= -0.002
@@ -98,7 +98,7 @@ def test_delayed_messages_are_independent_of_each_other(broker: CapabilityBroker
     start(threads=1)
     keep.send_with_options(args=(1,), delay=600)
     keep.send_with_options(args=(2,), delay=200)
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert seen == [2, 1]
 
@@ -111,7 +111,7 @@ def test_a_delayed_message_waits_on_the_server_when_the_worker_stops(
 
     message = later.send_with_options(delay=60_000)
     worker = start()
-    wait_until(lambda: broker.member is not None, 5, "the worker has joined")
+    wait_until(lambda: broker.member is not None, PATIENCE_S, "the worker has joined")
     worker.stop()
 
     record = broker.queue.record(message.message_id)
@@ -130,7 +130,7 @@ def test_a_message_past_its_age_limit_is_a_dead_letter_and_does_not_run(
 
     message = old.send_with_options(delay=2 * age_ms)
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert not ran
     assert [letter.id for letter in broker.dead_letters("default")] == [message.message_id]

@@ -6,7 +6,6 @@ import threading
 import time
 
 import dramatiq
-import pytest
 from dramatiq.middleware import TimeLimit
 from dramatiq.middleware.time_limit import TimeLimitExceeded, _CtypesTimeoutManager
 
@@ -14,7 +13,7 @@ from gpulayer_broker.attempts import STALE
 from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.interrupts import Interrupted
 from tests.dramatiq.conftest import Cli, Lines, Send, Start
-from tests.support import wait_until
+from tests.support import PATIENCE_MS, PATIENCE_S, wait_until
 
 
 def test_a_message_that_waits_can_be_aborted(broker: CapabilityBroker, start: Start) -> None:
@@ -27,7 +26,7 @@ def test_a_message_that_waits_can_be_aborted(broker: CapabilityBroker, start: St
     message = job.send()
     assert broker.abort(message)
     start()
-    broker.join("default", timeout=5000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert not ran
     assert not broker.abort(message)
@@ -48,9 +47,9 @@ def test_a_message_that_runs_is_interrupted_and_not_retried(broker: CapabilityBr
 
     message = endless.send()
     start()
-    assert began.wait(5)
+    assert began.wait(PATIENCE_S)
     assert broker.abort(message)
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert ended == ["interrupted"]
     assert broker.queue.record(message.message_id).state == "cancelled"
@@ -71,12 +70,12 @@ def test_an_attempt_that_was_lost_is_interrupted(broker: CapabilityBroker, start
 
     endless.send()
     start()
-    assert began.wait(5)
+    assert began.wait(PATIENCE_S)
     assert broker.member is not None
     [attempt] = broker.member.attempts.all()
     attempt.stop(STALE)
 
-    assert ended.wait(5)
+    assert ended.wait(PATIENCE_S)
 
 
 def test_a_time_limit_interrupts_the_actor(broker: CapabilityBroker, start: Start) -> None:
@@ -96,25 +95,24 @@ def test_a_time_limit_interrupts_the_actor(broker: CapabilityBroker, start: Star
 
     message = endless.send()
     start()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
 
     assert seen == [TimeLimitExceeded]
     assert broker.dead_letters("default")[0].id == message.message_id
 
 
-@pytest.mark.timeout(60)
 def test_a_shutdown_interrupts_who_asked_for_it_and_the_message_runs_again(
     cli: Cli, send: Send, lines: Lines
 ) -> None:
     first = cli("--processes", "1", "--threads", "1", "--worker-shutdown-timeout", "5000")
     send("interruptible", "x")
-    wait_until(lambda: lines() == ["began x"], 20, "it runs")
+    wait_until(lambda: lines() == ["began x"], PATIENCE_S, "it runs")
     first.terminate()
-    first.wait(20)
+    first.wait(PATIENCE_S)
     assert lines() == ["began x", "interrupted x"]
 
     cli("--processes", "1", "--threads", "1")
-    wait_until(lambda: lines()[2:] == ["began x"], 20, "it runs again")
+    wait_until(lambda: lines()[2:] == ["began x"], PATIENCE_S, "it runs again")
 
 
 def test_what_a_stopping_worker_holds_but_has_not_begun_is_at_the_head_again(
@@ -126,7 +124,7 @@ def test_what_a_stopping_worker_holds_but_has_not_begun_is_at_the_head_again(
     @dramatiq.actor
     def hold() -> None:
         began.set()
-        gate.wait(10)
+        gate.wait(PATIENCE_S)
 
     @dramatiq.actor
     def keep(n: int) -> None:
@@ -134,22 +132,23 @@ def test_what_a_stopping_worker_holds_but_has_not_begun_is_at_the_head_again(
 
     hold.send()
     worker = start(threads=1)
-    assert began.wait(5)
+    assert began.wait(PATIENCE_S)
     for n in range(3):
         keep.send(n)
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
-    wait_until(lambda: broker.member is None or not broker.member.claims.is_open, 5, "claims are closed")
+    wait_until(
+        lambda: broker.member is None or not broker.member.claims.is_open, PATIENCE_S, "claims are closed"
+    )
     gate.set()
-    stopping.join(10)
+    stopping.join(PATIENCE_S)
     assert seen == []
 
     start(threads=1)
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
     assert seen == [0, 1, 2]
 
 
-@pytest.mark.timeout(60)
 def test_a_paused_worker_runs_nothing_and_holds_nothing_until_it_is_resumed(
     broker: CapabilityBroker, start: Start
 ) -> None:
@@ -160,7 +159,7 @@ def test_a_paused_worker_runs_nothing_and_holds_nothing_until_it_is_resumed(
         seen.append(n)
 
     worker = start(threads=1)
-    wait_until(lambda: broker.member is not None, 5, "the worker has joined")
+    wait_until(lambda: broker.member is not None, PATIENCE_S, "the worker has joined")
     worker.pause()
     assert broker.member is not None
     messages = [keep.send(n) for n in range(3)]
@@ -170,5 +169,5 @@ def test_a_paused_worker_runs_nothing_and_holds_nothing_until_it_is_resumed(
     assert seen == []
 
     worker.resume()
-    broker.join("default", timeout=10_000)
+    broker.join("default", timeout=PATIENCE_MS)
     assert seen == [0, 1, 2]

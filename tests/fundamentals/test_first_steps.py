@@ -13,8 +13,9 @@ import gpulayer as gl
 from gpulayer import client as clients
 from gpulayer import private
 from gpulayer.client import Client
+from tests.support import PATIENCE_S
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("private_set_up")]
+pytestmark = pytest.mark.usefixtures("private_set_up")
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_a_function_runs_here_when_called_and_elsewhere_when_delayed() -> None:
 
     job = square.delay(7)
 
-    assert job.result(timeout=60) == 49
+    assert job.result(timeout=PATIENCE_S) == 49
     assert job.state == "succeeded"
 
 
@@ -63,7 +64,7 @@ def test_a_map_gives_its_results_in_order() -> None:
 
 def test_an_error_over_there_is_raised_here() -> None:
     with pytest.raises(ValueError, match="3 is not for me"):
-        refuse.delay(3).result(timeout=60)
+        refuse.delay(3).result(timeout=PATIENCE_S)
 
 
 def test_a_command_takes_its_folder_along_and_brings_its_outputs_back(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_a_job_that_nobody_can_run_says_why_and_waits(tmp_path: Path) -> None:
 
 
 def test_down_stops_everything() -> None:
-    assert square.delay(2).result(timeout=60) == 4
+    assert square.delay(2).result(timeout=PATIENCE_S) == 4
 
     stopped = gpulayer("down")
 

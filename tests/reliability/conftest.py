@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,9 +12,9 @@ from tests.leaks import leaks
 from tests.reliability.proxy import Proxy
 from tests.servers import QueueServer
 from tests.snapshot import read
-from tests.workers import Desk, WorkerProcess
+from tests.workers import Desk, Hire, hiring
 
-Hire = Callable[..., WorkerProcess]
+__all__ = ["Hire"]
 
 
 @pytest.fixture
@@ -37,21 +36,9 @@ def desk(server: QueueServer, tmp_path: Path) -> Iterator[Desk]:
 
 @pytest.fixture
 def hire(desk: Desk, tmp_path: Path) -> Iterator[Hire]:
-    """Starts a worker on the desk's namespace."""
-    hired: list[WorkerProcess] = []
-
-    def hire(name: str = "", *options: str, **facts: Any) -> WorkerProcess:
-        name = name or f"{tmp_path.name}-{len(hired)}"
-        log = tmp_path / f"worker-{len(hired)}.log"
-        endpoint = facts.pop("endpoint", desk.endpoint)
-        hired.append(WorkerProcess(endpoint, desk.namespace, name, log, *options, **facts))
-        return hired[-1]
-
-    yield hire
-    for worker in hired:
-        worker.end()
-    for worker in hired:
-        print(f"--- {worker.name}\n{worker.said()}")
+    """Starts a worker on the desk's namespace; it is at work when it is returned."""
+    with hiring(desk, tmp_path) as hire:
+        yield hire
 
 
 @pytest.fixture

@@ -21,13 +21,19 @@ Line = dict[str, Any]
 
 
 class History:
-    """Appends; safe between threads."""
+    """Appends; safe between threads; closed by `with`, or by close()."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = open(path, "a", buffering=1)  # noqa: SIM115 - closed by close()
         self._lock = threading.Lock()
         self._calls = 0
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._file.close()

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpulayer_broker.connection import Endpoint
+from tests.support import PATIENCE_S
 
 REQUEST, REPLY = "request", "reply"
 
@@ -70,7 +71,7 @@ class Proxy:
         self._listener.close()
         self._break_all()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(PATIENCE_S)
         shutil.rmtree(self.folder)
 
     def _run(self, target: object, *arguments: object) -> None:

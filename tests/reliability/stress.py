@@ -36,6 +36,7 @@ from tests.leaks import leaks
 from tests.reliability.history import History, account
 from tests.reliability.nemesis import fork_servers, is_gone, job_processes, kill, processes_of
 from tests.snapshot import read
+from tests.support import PATIENCE_S
 from tests.workers import Desk, WorkerProcess
 
 SETTINGS = Settings(lease_s=4, heartbeat_s=0.4, lease_grace_s=0.5, term_grace_s=1, lost_workers=1_000_000)
@@ -111,17 +112,24 @@ class Stress:
         self.desk = Desk(private.ensure_private(SETTINGS), "default", CLIENT)
         self.desk.queue.configure(SETTINGS)
         self._workers = [self._hire(number) for number in range(1, WORKERS)]
+        try:
+            for worker in self._workers:
+                worker.settle()
+            self._until_all_ended()
+            self.report.took_s = time.monotonic() - began
+            self._check()
+        finally:
+            self._clear_up()
+        return self.report
+
+    def _until_all_ended(self) -> None:
         threads = [self._thread(self._keep_up), self._thread(self._disturb), self._thread(self._submit)]
         try:
             self._watch()
-            self.report.took_s = time.monotonic() - began
         finally:
             self._over.set()
             for thread in threads:
-                thread.join(60)
-        self._check()
-        self._clear_up()
-        return self.report
+                thread.join(PATIENCE_S)
 
     def _thread(self, target: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=self._told(target), name=target.__name__, daemon=True)

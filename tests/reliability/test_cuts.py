@@ -20,7 +20,6 @@ from tests.reliability.proxy import REPLY, REQUEST, Proxy
 from tests.servers import QueueServer
 from tests.snapshot import read
 
-pytestmark = pytest.mark.timeout(100)
 SIG = signature()
 SPEC = b"s" * 120
 STEP = 9

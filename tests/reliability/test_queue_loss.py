@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,9 @@ from tests.reliability.history import History, account
 from tests.reliability.nemesis import is_gone, kill, out_of_memory, outage
 from tests.reliability.proxy import Proxy
 from tests.servers import QueueServer
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 from tests.workers import Desk
 
-pytestmark = pytest.mark.timeout(110)
 SHORT = {"lease_s": 2, "heartbeat_s": 0.4, "lease_grace_s": 0.5}
 
 
@@ -30,7 +31,7 @@ def gated(gate: Path, text: str = "done") -> str:
 
 
 def running(desk: Desk, job: str) -> int:
-    return int(wait_until(lambda: desk.tail(job), 20, f"{job} speaks"))
+    return int(wait_until(lambda: desk.tail(job), PATIENCE_S, f"{job} speaks"))
 
 
 # --- killed, and back ---
@@ -45,7 +46,7 @@ def test_jobs_run_on_while_the_server_is_dead_and_are_reported_to_the_next(
     pids = [running(desk, job) for job in jobs]
     with outage(server):
         gates[0].touch()
-        wait_until(lambda: is_gone(pids[0]), 10, "one job ends while nobody can be told")
+        wait_until(lambda: is_gone(pids[0]), PATIENCE_S, "one job ends while nobody can be told")
     for gate in gates[1:]:
         gate.touch()
     for n, job in enumerate(jobs):
@@ -55,11 +56,16 @@ def test_jobs_run_on_while_the_server_is_dead_and_are_reported_to_the_next(
     assert worker.alive
 
 
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    with History(tmp_path / "history.jsonl") as history:
+        yield history
+
+
 def test_a_server_killed_under_full_load_loses_no_job(
-    desk: Desk, hire: Hire, server: QueueServer, tmp_path: Path
+    desk: Desk, hire: Hire, server: QueueServer, history: History
 ) -> None:
     hire(slots=4)
-    history = History(tmp_path / "history.jsonl")
     dice = random.Random(11)
     jobs: list[str] = []
 
@@ -70,19 +76,19 @@ def test_a_server_killed_under_full_load_loses_no_job(
             with history.call("submit", id=job_id):
                 jobs.append(desk.submit(spec, id=job_id))
 
-    client = threading.Thread(target=submit)
+    client = threading.Thread(target=submit, daemon=True)
     client.start()
     for _ in range(4):
-        wait_until(lambda: dice.random() < 0.03, 5, "a random moment", every=0.01)
+        wait_until(lambda: dice.random() < 0.03, PATIENCE_S, "a random moment", every=0.01)
         with outage(server):
             pass
-    client.join(60)
+    client.join(PATIENCE_S)
+    assert not client.is_alive()
     for n, job in enumerate(jobs):
-        assert desk.final(job, 40).state == "succeeded"
+        assert desk.final(job).state == "succeeded"
         assert desk.whole_log(job) == b"%d\n" % n
     assert account(history.lines(), set(jobs)) == []
     assert len(set(jobs)) == 150
-    history.close()
 
 
 # --- away for longer than a lease ---
@@ -95,9 +101,9 @@ def test_an_outage_of_three_leases_ends_a_job_and_it_runs_again(
     job = desk.shell("echo $$; [ $GPULAYER_ATTEMPT = 2 ] || sleep 300")
     pid = running(desk, job)
     with outage(server):
-        wait_until(lambda: is_gone(pid), 10, "the job is ended with its lease")
-        wait_until(lambda: worker.said().count("heartbeat of") > 12, 20, "three leases have passed")
-    record = desk.final(job, 40)
+        wait_until(lambda: is_gone(pid), PATIENCE_S, "the job is ended with its lease")
+        wait_until(lambda: worker.said().count("heartbeat of") > 12, PATIENCE_S, "three leases have passed")
+    record = desk.final(job)
     assert (record.state, record.attempt) == ("succeeded", 2)
     assert worker.alive
 
@@ -110,10 +116,10 @@ def test_a_job_that_may_outlive_an_outage_does(
     job = desk.shell(gated(gate), on_outage="keep")
     pid = running(desk, job)
     with outage(server):
-        wait_until(lambda: worker.said().count("heartbeat of") > 12, 20, "three leases have passed")
+        wait_until(lambda: worker.said().count("heartbeat of") > 12, PATIENCE_S, "three leases have passed")
         assert not is_gone(pid)
     gate.touch()
-    record = desk.final(job, 40)
+    record = desk.final(job)
     assert (record.state, record.attempt) == ("succeeded", 1)
     assert desk.whole_log(job) == b"%d\ndone\n" % pid
 
@@ -127,10 +133,10 @@ def test_a_worker_whose_commit_waits_through_an_outage_commits_once(
     pid = running(desk, job)
     proxy.shut()
     gate.touch()
-    wait_until(lambda: is_gone(pid), 10, "the job has ended")
-    wait_until(lambda: worker.said().count("heartbeat of") > 2, 20, "the worker is cut off")
+    wait_until(lambda: is_gone(pid), PATIENCE_S, "the job has ended")
+    wait_until(lambda: worker.said().count("heartbeat of") > 2, PATIENCE_S, "the worker is cut off")
     proxy.reopen()
-    record = desk.final(job, 40)
+    record = desk.final(job)
     assert (record.state, record.attempt) == ("succeeded", 1)
     assert marks.read_text() == "x\n"
 
@@ -156,8 +162,8 @@ def test_a_worker_registers_again_after_all_keys_are_gone(desk: Desk, hire: Hire
     job = desk.shell("echo $$; sleep 300")
     pid = running(desk, job)
     desk.link.call("FLUSHALL")
-    wait_until(lambda: is_gone(pid), 20, "a job that nobody knows any more is ended")
-    wait_until(lambda: desk.online(), 20, "the worker is known again")
+    wait_until(lambda: is_gone(pid), PATIENCE_S, "a job that nobody knows any more is ended")
+    wait_until(lambda: desk.online(), PATIENCE_S, "the worker is known again")
     assert desk.final(desk.command("true")).state == "succeeded"
     assert worker.alive
 
@@ -189,17 +195,16 @@ def test_without_memory_submits_are_refused_and_what_runs_ends_with_its_result(
 
 
 @pytest.fixture
-def folders(tmp_path: Path, isolated_environment: Path) -> Folders:
+def folders(tmp_path: Path, isolated_environment: Path) -> Iterator[Folders]:
     folder = tmp_path / "private"
-    return Folders(folder / "state" / "machine", isolated_environment / "run" / "gpulayer").create()
+    folders = Folders(folder / "state" / "machine", isolated_environment / "run" / "gpulayer").create()
+    yield folders
+    stop_server(folders)
 
 
 def fill(folders: Folders, count: int) -> list[str]:
-    desk = Desk(ensure_server(folders), "default")
-    try:
+    with closing(Desk(ensure_server(folders), "default")) as desk:
         return [desk.command("true") for _ in range(count)]
-    finally:
-        desk.close()
 
 
 def increment(folders: Folders) -> Path:
@@ -211,12 +216,10 @@ def test_a_queue_file_cut_short_starts_with_all_but_the_last_call(folders: Folde
     crash(folders)
     file = increment(folders)
     file.write_bytes(file.read_bytes()[:-7])
-    desk = Desk(ensure_server(folders), "default")
-    found = [record for record in desk.queue.records(jobs) if record]
+    with closing(Desk(ensure_server(folders), "default")) as desk:
+        found = [record for record in desk.queue.records(jobs) if record]
     assert [record.id for record in found] == jobs[:-1]
     assert {record.state for record in found} == {"queued"}
-    desk.close()
-    stop_server(folders)
 
 
 def test_a_queue_file_damaged_in_the_middle_is_refused_in_one_line(folders: Folders) -> None:
@@ -236,4 +239,4 @@ def test_a_queue_file_damaged_in_the_middle_is_refused_in_one_line(folders: Fold
 
 def crash(folders: Folders) -> None:
     kill(holder_pid(folders.server_lock) or 0)
-    assert wait_until_free(folders.server_lock, 10)
+    assert wait_until_free(folders.server_lock, PATIENCE_S)

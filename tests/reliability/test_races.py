@@ -20,10 +20,8 @@ from tests.reliability.conftest import Hire
 from tests.reliability.nemesis import is_gone, outage
 from tests.reliability.proxy import Proxy
 from tests.servers import QueueServer
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 from tests.workers import Desk
-
-pytestmark = pytest.mark.timeout(100)
 
 
 def cancel(desk: Desk, job: str) -> tuple[str, str]:
@@ -94,7 +92,7 @@ def test_a_cancel_that_meets_a_commit_in_flight_leaves_one_end(
 def test_a_cancelled_job_whose_worker_is_lost_ends_cancelled(desk: Desk, hire: Hire) -> None:
     worker = hire()
     job = desk.shell("trap '' TERM; echo ready; while :; do sleep 0.05; done")
-    wait_until(lambda: desk.tail(job), 20, "it runs")
+    wait_until(lambda: desk.tail(job), PATIENCE_S, "it runs")
     cancel(desk, job)
     worker.kill()
     worker.start()
@@ -129,7 +127,7 @@ def test_fifty_submits_of_one_key_across_a_killed_server_make_one_job(
     with outage(server):
         pass
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert len(ids) == 50
     assert len(set(ids)) == 1
     assert desk.link.call("ZCARD", desk.queue.keys.jobs("queued")) == 1

@@ -8,16 +8,14 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 from gpulayer_broker import functions
 from gpulayer_broker.settings import Settings
 from tests.reliability.conftest import Hire
 from tests.reliability.nemesis import all_gone, fork_servers, is_gone, job_processes, kill, standing_still
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 from tests.workers import Desk, WorkerProcess
 
-pytestmark = pytest.mark.timeout(110)
 KILLS = 12
 STUBBORN = "trap '' TERM; while :; do sleep 0.05; done"
 
@@ -51,11 +49,11 @@ def test_a_worker_killed_at_any_point_loses_no_job_and_leaves_no_process(
     for _ in range(KILLS):
         jobs += [desk.shell(script) for _ in range(5)]
         before = incarnation(desk)
-        wait_until(lambda: dice.random() < 0.02, 5, "a random moment", every=0.01)
+        wait_until(lambda: dice.random() < 0.02, PATIENCE_S, "a random moment", every=0.01)
         worker.kill()
         old = told_pids(pids)
         worker.start()
-        wait_until(lambda: incarnation(desk) != before and desk.online(), 20, "it has registered")  # noqa: B023
+        wait_until(lambda: incarnation(desk) != before and desk.online(), PATIENCE_S, "it has registered")  # noqa: B023
         alive = {pid for pid in old if not is_gone(pid)} & told_pids(pids)
         assert {pid for pid in alive if below(pid) != worker.pid} == set(), "leftovers are gone before that"
     for job in jobs:
@@ -77,7 +75,9 @@ def below(pid: int) -> int | None:
 def test_a_killed_job_fails_by_its_signal_and_takes_its_children_along(desk: Desk, hire: Hire) -> None:
     hire()
     job = desk.shell(f"setsid sh -c 'echo $$; {STUBBORN}' & echo $$; wait")
-    main, child = sorted(int(pid) for pid in wait_until(lambda: words(desk, job, 2), 20, "both speak"))
+    main, child = sorted(
+        int(pid) for pid in wait_until(lambda: words(desk, job, 2), PATIENCE_S, "both speak")
+    )
     kill(main)
     record = desk.final(job)
     assert (record.state, record.end_reason, desk.error(job)["signal"]) == ("failed", "signal", 9)
@@ -93,7 +93,7 @@ def words(desk: Desk, job: str, count: int, attempt: int = 1) -> list[bytes]:
 def test_a_killed_grandchild_is_the_jobs_own_affair(desk: Desk, hire: Hire) -> None:
     hire()
     job = desk.shell("sleep 300 & echo $!; wait $!; echo child ended with $?")
-    kill(int(wait_until(lambda: words(desk, job, 1), 20, "it speaks")[0]))
+    kill(int(wait_until(lambda: words(desk, job, 1), PATIENCE_S, "it speaks")[0]))
     assert desk.final(job).state == "succeeded"
     assert desk.whole_log(job).endswith(b"child ended with 137\n")
 
@@ -106,7 +106,7 @@ def test_a_fork_server_killed_while_many_jobs_start_loses_none(desk: Desk, hire:
     for round_ in range(4):
         jobs = [desk.shell(f"sleep 0.0{n % 10}; echo {n}") for n in range(20)]
         if round_ % 2:
-            wait_until(lambda: job_processes(worker.pid), 10, "some job runs", every=0.001)
+            wait_until(lambda: job_processes(worker.pid), PATIENCE_S, "some job runs", every=0.001)
         for pid in fork_servers(worker.pid):
             kill(pid)
         for n, job in enumerate(jobs):
@@ -121,16 +121,18 @@ def test_a_worker_that_stood_still_past_its_lease_changes_nothing_when_it_wakes(
     sleeper = hire(lease_s=2, heartbeat_s=0.4, lease_grace_s=0.5)
     script = f"echo of $GPULAYER_ATTEMPT $$; if [ $GPULAYER_ATTEMPT = 1 ]; then {STUBBORN}; fi; echo from the second"
     job = desk.shell(script, outputs=("*.txt",))
-    pid = int(wait_until(lambda: words(desk, job, 3), 20, "it runs")[2])
+    pid = int(wait_until(lambda: words(desk, job, 3), PATIENCE_S, "it runs")[2])
     with standing_still(sleeper.pid):
         second = hire(lease_s=2, heartbeat_s=0.4, lease_grace_s=0.5)
-        wait_until(lambda: is_gone(pid), 10, "its fork server kills the job at the lease's end")
+        wait_until(lambda: is_gone(pid), PATIENCE_S, "its fork server kills the job at the lease's end")
         record = desk.final(job)
         assert (record.state, record.attempt, record.losses) == ("succeeded", 2, 1)
         before = desk.link.call("HGETALL", desk.queue.keys.job(job))
         tail = desk.tail(job, attempt=2)
     wait_until(
-        lambda: desk.final(desk.command("true")).worker == worker_id(desk, sleeper), 20, "it works again"
+        lambda: desk.final(desk.command("true")).worker == worker_id(desk, sleeper),
+        PATIENCE_S,
+        "it works again",
     )
     assert desk.link.call("HGETALL", desk.queue.keys.job(job)) == before
     assert desk.tail(job, attempt=2) == tail
@@ -149,10 +151,10 @@ def test_a_job_whose_main_process_still_runs_is_not_taken_by_another_before_its_
     script = f"while :; do echo $GPULAYER_ATTEMPT $(date +%s%N) >> {marks}; sleep 0.02; done"
     sleeper = hire(lease_s=1.5, heartbeat_s=0.3, lease_grace_s=0.5)
     job = desk.shell(script)
-    wait_until(lambda: marks.exists() and desk.record(job).state == "running", 20, "it runs")
+    wait_until(lambda: marks.exists() and desk.record(job).state == "running", PATIENCE_S, "it runs")
     with standing_still(sleeper.pid):
         hire(lease_s=1.5, heartbeat_s=0.3, lease_grace_s=0.5)
-        wait_until(lambda: "\n2 " in marks.read_text(), 20, "the second attempt runs")
+        wait_until(lambda: "\n2 " in marks.read_text(), PATIENCE_S, "the second attempt runs")
     stamps = [(int(a), int(at)) for a, at in (line.split() for line in marks.read_text().splitlines())]
     assert max(at for a, at in stamps if a == 1) < min(at for a, at in stamps if a == 2)
     desk.queue.run(functions.cancel(job))
@@ -174,7 +176,7 @@ def test_a_job_that_kills_its_worker_three_times_is_set_aside_with_the_reason(de
     job = desk.python(
         "import os, psutil; psutil.Process().parent().parent().kill(); import time; time.sleep(300)"
     )
-    wait_until(lambda: respawn(worker) and desk.record(job).final, 40, "the job is set aside")
+    wait_until(lambda: respawn(worker) and desk.record(job).final, PATIENCE_S, "the job is set aside")
     record = desk.record(job)
     assert (record.state, record.end_reason, record.losses) == ("failed", "worker_lost", 3)
     assert desk.error(job)["message"] == "3 workers were lost while they ran this job"
@@ -195,11 +197,11 @@ def test_a_job_that_kills_its_fork_server_three_times_is_set_aside_too(desk: Des
 def test_three_different_jobs_that_die_with_a_worker_quarantine_it(desk: Desk, hire: Hire) -> None:
     other = hire(slots=1)
     held = desk.shell("echo ready; sleep 300")
-    wait_until(lambda: desk.tail(held), 20, "the other worker is busy")
+    wait_until(lambda: desk.tail(held), PATIENCE_S, "the other worker is busy")
     worker = hire(slots=1)
     for _ in range(3):
         job = desk.shell("echo ready; sleep 300")
-        wait_until(lambda: desk.tail(job), 20, "it runs")  # noqa: B023
+        wait_until(lambda: desk.tail(job), PATIENCE_S, "it runs")  # noqa: B023
         worker.kill()
         desk.queue.run(functions.cancel(job))
         worker.start()
@@ -215,7 +217,7 @@ def test_the_only_worker_is_never_quarantined(desk: Desk, hire: Hire) -> None:
     worker = hire(slots=1)
     for _ in range(3):
         job = desk.shell("echo ready; sleep 300")
-        wait_until(lambda: desk.tail(job), 20, "it runs")  # noqa: B023
+        wait_until(lambda: desk.tail(job), PATIENCE_S, "it runs")  # noqa: B023
         worker.kill()
         desk.queue.run(functions.cancel(job))
         worker.start()
@@ -230,8 +232,8 @@ def test_a_worker_ended_while_it_starts_leaves_nothing(desk: Desk, hire: Hire) -
     worker = hire()
     job = desk.shell("sleep 0.2; echo done")
     for _ in range(8):
-        wait_until(lambda: dice.random() < 0.05, 5, "a random moment", every=0.01)
+        wait_until(lambda: dice.random() < 0.05, PATIENCE_S, "a random moment", every=0.01)
         worker.send(dice.choice([signal.SIGKILL, signal.SIGTERM]))
-        worker.process.wait(20)
+        worker.process.wait(PATIENCE_S)
         worker.start()
     assert desk.final(job).state == "succeeded"

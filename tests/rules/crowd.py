@@ -24,7 +24,7 @@ from tests import snapshot
 from tests.checker import violations
 from tests.queueing import Hand, Machine, signature
 from tests.snapshot import Snapshot
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 CPU = signature()
 REPOSITORY = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ def together(*works: Callable[[], object]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     if errors:
         raise errors[0]
 
@@ -108,7 +108,7 @@ class Process:
         return sum(line.startswith(word) for line in list(self.lines))
 
     def said(self, word: str) -> None:
-        wait_until(lambda: self.count(word), 20, f"the worker says {word}", every=0.002)
+        wait_until(lambda: self.count(word), PATIENCE_S, f"the worker says {word}", every=0.002)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -122,8 +122,8 @@ class Process:
     def kill(self) -> None:
         """SIGKILL, and everything is over when this returns."""
         self.process.kill()
-        self.process.wait(20)
-        self._reader.join(20)
+        self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -150,7 +150,7 @@ def feed(hand: Hand, workers: list[Process], *times: int, **facts: Any) -> list[
         jobs.extend(hand.submit(CPU, **facts) for _ in range(20))
         return all(worker.count("ended") >= most for worker, most in zip(workers, times, strict=True))
 
-    wait_until(fed, 30, f"the workers have ended {times} jobs", every=0.005)
+    wait_until(fed, PATIENCE_S, f"the workers have ended {times} jobs", every=0.005)
     return jobs
 
 

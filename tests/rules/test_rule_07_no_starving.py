@@ -12,6 +12,7 @@ import pytest
 
 from tests.queueing import Hand, signature
 from tests.rules.crowd import CPU, Place, each, lose_all, together
+from tests.support import PATIENCE_S
 
 pytestmark = pytest.mark.rule_07
 SIGNATURES = [signature(tag=f"s{n}") for n in range(5)]
@@ -44,7 +45,7 @@ def test_no_job_is_passed_over_while_others_race_to_submit(many: Place) -> None:
         with many.hand() as hand:
             machine = hand.machine("w1", slots=1)
             for _ in range(240):
-                assert left.acquire(timeout=20)
+                assert left.acquire(timeout=PATIENCE_S)
                 with lock:
                     before = dict(waiting)
                 (grant,) = hand.claim(machine, 1)

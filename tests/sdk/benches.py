@@ -19,7 +19,7 @@ from gpulayer_broker.items import ItemOutcome, Items, pack_outcomes
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.store.blobs import QueueStore
 from tests.queueing import GRACE_MS, HEARTBEAT_MS, Hand, Machine
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 CAPABILITIES = Capabilities(
     os="linux",
@@ -66,7 +66,7 @@ class Bench:
                 self.hand.claim(self.machine, most=1)
             return self.machine.held.get(job_id)
 
-        grant = wait_until(claimed, 5, f"{job_id} is granted")
+        grant = wait_until(claimed, PATIENCE_S, f"{job_id} is granted")
         assert grant is not None
         return grant
 
@@ -85,7 +85,9 @@ class Bench:
         """Takes so many jobs and gives each what `answer` says; their ids, in the order in which they were taken."""
         done: list[str] = []
         while len(done) < count:
-            grants = wait_until(lambda: self.hand.claim(self.machine), 5, f"job {len(done) + 1} is granted")
+            grants = wait_until(
+                lambda: self.hand.claim(self.machine), PATIENCE_S, f"job {len(done) + 1} is granted"
+            )
             for grant in grants:
                 self.give(grant.id, answer(grant))
                 done.append(grant.id)

@@ -22,6 +22,7 @@ from gpulayer_broker.errors import NotAllowed
 from gpulayer_broker.functions import release
 from gpulayer_broker.items import ItemOutcome
 from tests.sdk.benches import Bench, bad, good
+from tests.support import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("remotely")
 
@@ -67,7 +68,7 @@ def test_a_warm_map_is_one_job_of_many_items(bench: Bench) -> None:
     assert results.results() == [2 * n for n in range(300)]
     assert results.results() == [2 * n for n in range(300)]
     assert job.record.count == 300
-    assert job.wait(5) == "succeeded"
+    assert job.wait(PATIENCE_S) == "succeeded"
 
 
 def test_starmap_spreads_each_item(bench: Bench) -> None:
@@ -233,7 +234,7 @@ def test_cancelling_a_warm_map_is_one_call_and_keeps_what_there_is(bench: Bench)
     assert next(values) == 0
 
     assert results.cancel() == 9
-    assert job.wait(5) == "cancelled"
+    assert job.wait(PATIENCE_S) == "cancelled"
     rest = list(values)
     assert len(rest) == 9
     assert all(isinstance(value, gl.JobCancelled) for value in rest)

@@ -21,7 +21,7 @@ from gpulayer_broker.keys import root_of
 from tests.queueing import Hand
 from tests.sdk.benches import Bench, bad, good
 from tests.servers import QueueServer
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("remotely")
 
@@ -46,7 +46,7 @@ def test_a_map_is_taken_up_again_by_its_jobs_id(client: Client, bench: Bench) ->
 
     assert first + list(values) == [2 * n for n in range(200)]
     assert len(again) == 200
-    assert client.get(job_id).result(5) == [2 * n for n in range(200)]
+    assert client.get(job_id).result(PATIENCE_S) == [2 * n for n in range(200)]
 
 
 def test_pages_reach_who_took_a_map_up_again_as_they_come(client: Client, bench: Bench) -> None:
@@ -57,7 +57,7 @@ def test_pages_reach_who_took_a_map_up_again_as_they_come(client: Client, bench:
     reader = threading.Thread(target=lambda: late.append(next(values)))
     reader.start()
     watchers = bench.hand.key(f"watchers:{job.id}")
-    wait_until(lambda: bench.hand.link.call("SCARD", watchers) == 1, 5, "the array is watched")
+    wait_until(lambda: bench.hand.link.call("SCARD", watchers) == 1, PATIENCE_S, "the array is watched")
     began = time.monotonic()
     bench.serve_array(job.id, doubled, chunks=1)
     reader.join()
@@ -84,7 +84,7 @@ def test_a_failed_arrays_result_raises_the_first_error(client: Client, bench: Be
     bench.serve_array(job.id, lambda n: bad(ValueError(f"no {n}")) if n else doubled(n))
 
     with pytest.raises(ValueError, match="no 1"):
-        client.get(job.id).result(5)
+        client.get(job.id).result(PATIENCE_S)
 
 
 def test_results_past_their_time_are_told(client: Client, bench: Bench) -> None:
@@ -93,7 +93,7 @@ def test_results_past_their_time_are_told(client: Client, bench: Bench) -> None:
     bench.hand.link.call("DEL", bench.hand.key(f"pages:{job.id}"))
 
     with pytest.raises(BlobMissing, match="item 0 of job"):
-        client.get(job.id).result(5)
+        client.get(job.id).result(PATIENCE_S)
     with pytest.raises(BlobMissing, match="item 0 of job"):
         client.map_result(job.id).results()
 
@@ -148,11 +148,11 @@ def test_a_map_outlives_a_kill_of_the_server_and_its_restart(
         reading = threading.Thread(target=lambda: values.extend(results))
         reading.start()
         bench.serve_array(job.id, doubled, chunks=2, us_each=20_000)
-        wait_until(lambda: len(values) == 2, 5, "two results have come")
+        wait_until(lambda: len(values) == 2, PATIENCE_S, "two results have come")
         server.kill()
         server.start()
         bench.serve_array(job.id, doubled, us_each=20_000)
-        reading.join(20)
+        reading.join(PATIENCE_S)
 
         assert values == [2 * n for n in range(6)]
 
@@ -184,7 +184,7 @@ def test_two_threads_read_one_map(bench: Bench) -> None:
         reader.start()
     bench.serve_array(results.jobs[0].id, doubled)
     for reader in readers:
-        reader.join(10)
+        reader.join(PATIENCE_S)
 
     assert seen == [[2 * n for n in range(300)]] * 3
 
@@ -205,9 +205,9 @@ def test_closing_the_client_ends_every_reading(address: str, bench: Bench) -> No
     for reader in readers:
         reader.start()
     slot = results.jobs[0]._slot
-    wait_until(lambda: len(slot.callbacks) == 2, 5, "both wait")
+    wait_until(lambda: len(slot.callbacks) == 2, PATIENCE_S, "both wait")
     client.close()
     for reader in readers:
-        reader.join(5)
+        reader.join(PATIENCE_S)
 
     assert len(errors) == 2

@@ -9,6 +9,7 @@ from gpulayer.client import Client
 from gpulayer.options import plan_of
 from gpulayer_broker.errors import BadRequirement, JobNotFound
 from tests.sdk.benches import Bench
+from tests.support import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("remotely")
 
@@ -31,7 +32,7 @@ def test_a_job_begins_when_those_before_it_have_succeeded(bench: Bench) -> None:
     bench.give(both.jobs[1].id, 0)
     bench.give(last.id, 8)
     bench.give(after_map.id, 10)
-    assert (last.result(5), after_map.result(5)) == (8, 10)
+    assert (last.result(PATIENCE_S), after_map.result(PATIENCE_S)) == (8, 10)
 
 
 def test_a_failed_predecessor_is_told_to_who_waits_behind_it(bench: Bench) -> None:
@@ -41,10 +42,10 @@ def test_a_failed_predecessor_is_told_to_who_waits_behind_it(bench: Bench) -> No
     bench.fail(first.id, ValueError("no"))
 
     with pytest.raises(gl.JobCancelled, match="a job that it was to run after did not succeed") as told:
-        strict.result(5)
+        strict.result(PATIENCE_S)
     assert told.value.end_reason == strict.end_reason == "predecessor_failed"
     bench.give(tolerant.id, 6)
-    assert tolerant.result(5) == 6
+    assert tolerant.result(PATIENCE_S) == 6
 
 
 def test_an_unknown_predecessor_is_refused(bench: Bench) -> None:
@@ -58,7 +59,7 @@ def test_jobs_of_one_key_take_turns(client: Client, bench: Bench) -> None:
 
     for job in jobs:
         bench.give(job.id, 0)
-    assert [job.result(5) for job in jobs] == [0, 0, 0]
+    assert [job.result(PATIENCE_S) for job in jobs] == [0, 0, 0]
     pair = [double.options(concurrency_key="two", concurrency=2).delay(n) for n in range(3)]
     assert [job.record.phase for job in pair] == ["ready", "ready", "limited"]
 

@@ -14,6 +14,7 @@ from gpulayer.logs import NOTE, STARTED, Piece, lines, read_log
 from gpulayer_broker import functions as fn
 from gpulayer_broker.functions import Grant
 from tests.sdk.benches import Bench
+from tests.support import PATIENCE_S
 
 
 class Writer:
@@ -56,7 +57,7 @@ def test_what_is_written_is_followed_to_the_end(client: Client, bench: Bench, jo
     writer.write("err", b"two\n")
     writer.write("out", b"last without newline")
     bench.end(job.id)
-    thread.join(10)
+    thread.join(PATIENCE_S)
 
     assert output(pieces) == [("out", b"one\n"), ("err", b"two\n"), ("out", b"last without newline")]
     assert [piece.data for piece in pieces if piece.stream == STARTED] == [b"w_bench"]
@@ -65,7 +66,7 @@ def test_what_is_written_is_followed_to_the_end(client: Client, bench: Bench, jo
 def test_a_silent_job_is_followed_to_its_end(client: Client, bench: Bench, job: Job[None]) -> None:
     thread, pieces = followed(client, job)
     bench.end(job.id)
-    thread.join(10)
+    thread.join(PATIENCE_S)
 
     assert not thread.is_alive()
     assert output(pieces) == []
@@ -78,7 +79,7 @@ def test_a_retry_is_followed_into_its_next_attempt(client: Client, bench: Bench,
     bench.hand.tick()
     Writer(bench, bench.take(job.id)).write("out", b"second\n")
     bench.end(job.id)
-    thread.join(10)
+    thread.join(PATIENCE_S)
 
     assert output(pieces) == [("out", b"first\n"), ("out", b"second\n")]
 

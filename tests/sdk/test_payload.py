@@ -17,7 +17,7 @@ from gpulayer.client import Client
 from gpulayer.payload import PackedFunction, pack_arguments, pack_function, preloads
 from gpulayer_broker import spec as specs
 from gpulayer_broker.errors import NotPicklable, UsageError
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 LOCK = threading.Lock()
 
@@ -206,7 +206,7 @@ def test_other_threads_find_cloudpickle_as_it_was() -> None:
     threads = [threading.Thread(target=pack) for _ in range(3)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: counts["packed"] > 50, 20, "functions are pickled by several threads")
+    wait_until(lambda: counts["packed"] > 50, PATIENCE_S, "functions are pickled by several threads")
     stop.set()
     for thread in threads:
         thread.join()

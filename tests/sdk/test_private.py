@@ -19,9 +19,8 @@ from gpulayer_broker.errors import ConfigError
 from gpulayer_broker.folders import Folders, locate_folders
 from gpulayer_broker.locks import holder_pid, is_held
 from gpulayer_broker.settings import Settings
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
-pytestmark = pytest.mark.timeout(60)
 SETTINGS = Settings(term_grace_s=1)
 
 # A stand-in for the worker: the same lock, the same signals, nothing to run.
@@ -70,19 +69,19 @@ def start(worker: list[str], **values: Any) -> Link:
 
 def pid_of(part: str) -> int:
     """The process of a part once it lives: server, worker or supervisor."""
-    facts = wait_until(lambda: private.status()[part], 20, f"the {part} lives")
+    facts = wait_until(lambda: private.status()[part], PATIENCE_S, f"the {part} lives")
     return int(facts["pid"])
 
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not is_running(pid), 10, f"process {pid} is gone")
+    wait_until(lambda: not is_running(pid), PATIENCE_S, f"process {pid} is gone")
 
 
 def kill_supervisor(folders: Folders) -> None:
     """Its lock comes free with its last thread, a moment after the process counts as ended."""
     kill(pid_of("supervisor"))
-    wait_until(lambda: not is_held(folders.supervisor_lock), 10, "the supervisor's lock is free")
+    wait_until(lambda: not is_held(folders.supervisor_lock), PATIENCE_S, "the supervisor's lock is free")
 
 
 def is_running(pid: int) -> bool:
@@ -112,7 +111,7 @@ def test_the_worker_is_told_where_the_queue_is_and_who_it_is(folders: Folders, w
     def told() -> str:
         return (folders.state / "worker.log").read_text()
 
-    wait_until(lambda: "arguments" in told(), 10, "the worker wrote its arguments")
+    wait_until(lambda: "arguments" in told(), PATIENCE_S, "the worker wrote its arguments")
     assert f"'--redis', 'unix://{folders.socket}'" in told()
     assert f"'--name', '{private.worker_name()}'" in told()
     assert "'--namespace', 'ours'" in told()
@@ -127,7 +126,7 @@ def test_clients_at_once_make_one_set_up(folders: Folders, worker: list[str]) ->
         "private.ensure_private(Settings(), worker_program=sys.argv[1:])\n"
     )
     clients = [subprocess.Popen([sys.executable, "-c", script, *worker]) for _ in range(4)]
-    assert [client.wait(40) for client in clients] == [0, 0, 0, 0]
+    assert [client.wait(PATIENCE_S) for client in clients] == [0, 0, 0, 0]
 
     pid_of("worker")
     mine = [
@@ -170,7 +169,7 @@ def test_a_killed_worker_comes_back(folders: Folders, worker: list[str]) -> None
 
     kill(before)
 
-    wait_until(lambda: pid_of("worker") != before, 20, "another worker lives")
+    wait_until(lambda: pid_of("worker") != before, PATIENCE_S, "another worker lives")
 
 
 def test_a_new_supervisor_adopts_server_and_worker(folders: Folders, worker: list[str]) -> None:
@@ -194,7 +193,7 @@ def test_an_adopted_server_and_worker_are_restarted_too(folders: Folders, worker
         kill(before["worker"])
 
         assert link.call_idempotent("PING", deadline_s=20) == b"PONG"
-    wait_until(lambda: pid_of("worker") != before["worker"], 20, "another worker lives")
+    wait_until(lambda: pid_of("worker") != before["worker"], PATIENCE_S, "another worker lives")
 
 
 def test_down_stops_all_and_says_what(folders: Folders, worker: list[str]) -> None:
@@ -224,7 +223,9 @@ def test_down_stops_what_a_killed_supervisor_left(folders: Folders, worker: list
 def test_a_third_term_kills_a_worker_that_does_not_end(folders: Folders, tmp_path: Path) -> None:
     start(worker_program(tmp_path, stubborn=True), term_grace_s=600).close()
     stubborn, supervisor = pid_of("worker"), pid_of("supervisor")
-    wait_until(lambda: "arguments" in (folders.state / "worker.log").read_text(), 10, "the worker is up")
+    wait_until(
+        lambda: "arguments" in (folders.state / "worker.log").read_text(), PATIENCE_S, "the worker is up"
+    )
 
     os.kill(supervisor, signal.SIGTERM)
     os.kill(supervisor, signal.SIGTERM)
@@ -235,7 +236,7 @@ def test_a_third_term_kills_a_worker_that_does_not_end(folders: Folders, tmp_pat
             os.kill(supervisor, signal.SIGTERM)
         return not is_running(supervisor) and not is_running(stubborn)
 
-    wait_until(ended, 20, "supervisor and worker have ended", every=0.1)
+    wait_until(ended, PATIENCE_S, "supervisor and worker have ended", every=0.1)
     assert not is_held(folders.server_lock)
 
 
@@ -246,7 +247,7 @@ def test_it_stops_when_no_client_is_left_and_no_job_open(folders: Folders, worke
 
     private.release_private()
 
-    wait_until(lambda: not is_running(supervisor), 30, "the idle set-up has stopped")
+    wait_until(lambda: not is_running(supervisor), PATIENCE_S, "the idle set-up has stopped")
     assert not is_held(folders.server_lock)
     assert private.status()["worker"] is None
 
@@ -260,7 +261,7 @@ def test_an_open_job_keeps_it_up(folders: Folders, worker: list[str]) -> None:
         with pytest.raises(AssertionError, match="never"):
             wait_until(lambda: not is_running(supervisor), 2, "never, with an open job")
         link.call("DEL", "gpulayer:{default}:jobs:scheduled")
-        wait_until(lambda: not is_running(supervisor), 30, "the idle set-up has stopped")
+        wait_until(lambda: not is_running(supervisor), PATIENCE_S, "the idle set-up has stopped")
 
 
 def test_a_connected_client_keeps_it_up(folders: Folders, worker: list[str]) -> None:

@@ -16,9 +16,9 @@ from gpulayer import private
 from gpulayer.client import Client
 from gpulayer_broker import spec as specs
 from gpulayer_broker.errors import BlobMissing
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("set_up")]
+pytestmark = pytest.mark.usefixtures("set_up")
 
 
 class Unlucky(Exception):
@@ -63,10 +63,10 @@ def scaled(numbers: np.ndarray, factor: float) -> np.ndarray:
 
 def test_functions_run_and_their_values_and_errors_come_back_whole() -> None:
     numbers = np.linspace(0, 1, 200_000)
-    assert np.array_equal(scaled.delay(numbers, 2.0).result(60), numbers * 2.0)
+    assert np.array_equal(scaled.delay(numbers, 2.0).result(PATIENCE_S), numbers * 2.0)
 
     with pytest.raises(Unlucky, match="no 3") as told:
-        unlucky.delay(3).result(60)
+        unlucky.delay(3).result(PATIENCE_S)
     assert "in unlucky" in told.value.__notes__[0]
 
     results = scaled.starmap([(np.arange(3), k) for k in range(8)]).results()
@@ -75,26 +75,26 @@ def test_functions_run_and_their_values_and_errors_come_back_whole() -> None:
 
 def test_a_result_arrives_though_the_queue_is_killed_while_it_is_waited_for(tmp_path: Path) -> None:
     job = slow.delay(str(tmp_path), 1.0)
-    wait_until((tmp_path / "begun").exists, 60, "the job has begun")
+    wait_until((tmp_path / "begun").exists, PATIENCE_S, "the job has begun")
     server = private.status()["server"]
     assert server is not None
     os.kill(server["pid"], signal.SIGKILL)
 
-    assert job.result(60) == 42
+    assert job.result(PATIENCE_S) == 42
     assert job.record.attempt == 1
-    assert slow.delay(str(tmp_path), 0).result(60) == 42
+    assert slow.delay(str(tmp_path), 0).result(PATIENCE_S) == 42
 
 
 def test_a_result_that_is_no_longer_in_the_store_is_told(set_up: dict[str | None, Client]) -> None:
     job = scaled.delay(np.zeros(1_000_000), 1.0)
-    job.wait(60)
+    job.wait(PATIENCE_S)
     store = set_up[None]._session.store
     for path in Path(store.root, "blobs").rglob("*"):  # type: ignore[attr-defined]
         if path.is_file():
             path.unlink()
 
     with pytest.raises(BlobMissing):
-        job.result(60)
+        job.result(PATIENCE_S)
 
 
 @gl.remote
@@ -112,8 +112,8 @@ def family(children: int) -> dict[str, object]:
     large = gpulayer.Client(target="local").submit(len, args=(b"x" * 3_000_000,))
     return {
         "own": os.environ["GPULAYER_JOB_ID"],
-        "sum": sum(job.result(60) for job in jobs),
-        "large": large.result(60),
+        "sum": sum(job.result(PATIENCE_S) for job in jobs),
+        "large": large.result(PATIENCE_S),
         "children": [job.id for job in jobs],
     }
 

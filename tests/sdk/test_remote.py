@@ -14,6 +14,7 @@ from gpulayer_broker import spec as specs
 from gpulayer_broker.errors import BadRequirement, IdempotencyConflict, UnknownName, UsageError
 from gpulayer_broker.functions import Grant
 from tests.sdk.benches import Bench
+from tests.support import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("remotely")
 
@@ -46,7 +47,7 @@ def test_delay_gives_what_a_worker_returned(bench: Bench) -> None:
     job = double.delay(21)
     bench.give(job.id, 42)
 
-    assert job.result(5) == 42
+    assert job.result(PATIENCE_S) == 42
     assert job.state == "succeeded"
 
 
@@ -199,7 +200,7 @@ def test_cancelling_a_map_ends_what_has_not_ended(bench: Bench) -> None:
     bench.give(results.jobs[0].id, 0)
 
     assert results.cancel() == 4
-    assert [job.wait(5) for job in results.jobs] == ["succeeded"] + ["cancelled"] * 4
+    assert [job.wait(PATIENCE_S) for job in results.jobs] == ["succeeded"] + ["cancelled"] * 4
 
 
 def test_one_idempotency_key_is_one_job(bench: Bench) -> None:
@@ -208,7 +209,7 @@ def test_one_idempotency_key_is_one_job(bench: Bench) -> None:
 
     assert again == first
     bench.give(first.id, 2)
-    assert again.result(5) == 2
+    assert again.result(PATIENCE_S) == 2
     with pytest.raises(IdempotencyConflict, match="k1"):
         once.delay(2)
     with pytest.raises(UsageError, match="names one job"):

@@ -21,6 +21,7 @@ from gpulayer_broker.errors import (
     UsageError,
 )
 from tests.sdk.benches import Bench
+from tests.support import PATIENCE_S
 
 
 class OwnError(Exception):
@@ -39,7 +40,7 @@ def test_nothing_returned_is_none(client: Client, bench: Bench) -> None:
     job = submitted(client)
     bench.end(job.id, fields={"result": b"", "result_kind": "none"})
 
-    assert job.result(5) is None
+    assert job.result(PATIENCE_S) is None
 
 
 def test_an_array_comes_back_without_a_pickle(client: Client, bench: Bench) -> None:
@@ -48,7 +49,7 @@ def test_an_array_comes_back_without_a_pickle(client: Client, bench: Bench) -> N
     np.lib.format.write_array(file, np.arange(6).reshape(2, 3), allow_pickle=False)
     bench.end(job.id, fields={"result": file.getvalue(), "result_kind": "numpy"})
 
-    assert np.array_equal(job.result(5), np.arange(6).reshape(2, 3))
+    assert np.array_equal(job.result(PATIENCE_S), np.arange(6).reshape(2, 3))
 
 
 def test_a_large_result_is_read_from_the_store(client: Client, bench: Bench) -> None:
@@ -58,14 +59,14 @@ def test_a_large_result_is_read_from_the_store(client: Client, bench: Bench) -> 
     named = {"sha256": sha, "size": len(data), "kind": "json"}
     bench.end(job.id, fields={"result": json.dumps(named).encode(), "result_kind": "blob"})
 
-    assert str(job.result(5)) == "x" * 100_000
+    assert str(job.result(PATIENCE_S)) == "x" * 100_000
 
 
 def test_a_result_of_medium_size_is_fetched_from_the_record(client: Client, bench: Bench) -> None:
     job = submitted(client)
     bench.give(job.id, "y" * 50_000)
 
-    assert str(job.result(5)) == "y" * 50_000
+    assert str(job.result(PATIENCE_S)) == "y" * 50_000
 
 
 def test_a_pickle_is_loaded_only_where_workers_are_trusted(
@@ -75,8 +76,8 @@ def test_a_pickle_is_loaded_only_where_workers_are_trusted(
     bench.end(job.id, fields={"result": pickle.dumps((1, {2})), "result_kind": "pickle"})
 
     with pytest.raises(NotAllowed, match="trust_workers=True"):
-        job.result(5)
-    assert trusting.get(job.id).result(5) == (1, {2})
+        job.result(PATIENCE_S)
+    assert trusting.get(job.id).result(PATIENCE_S) == (1, {2})
 
 
 def test_a_trusted_worker_gives_the_original_exception_with_its_traceback(
@@ -86,7 +87,7 @@ def test_a_trusted_worker_gives_the_original_exception_with_its_traceback(
     bench.fail(job.id, OwnError("broken"), traceback="Traceback …\nline 7")
 
     with pytest.raises(OwnError, match="broken") as told:
-        job.result(5)
+        job.result(PATIENCE_S)
     assert "line 7" in told.value.__notes__[0]
     assert job.id in told.value.__notes__[0]
 
@@ -96,7 +97,7 @@ def test_elsewhere_an_exception_of_somebody_is_a_remote_error(client: Client, be
     bench.fail(job.id, OwnError("broken"), traceback="line 7")
 
     with pytest.raises(gl.RemoteError, match="OwnError: broken") as told:
-        job.result(5)
+        job.result(PATIENCE_S)
     assert told.value.traceback == "line 7"
 
 
@@ -105,7 +106,7 @@ def test_elsewhere_a_builtin_exception_is_rebuilt_by_name(client: Client, bench:
     bench.fail(job.id, ZeroDivisionError("by zero"))
 
     with pytest.raises(ZeroDivisionError, match="by zero"):
-        job.result(5)
+        job.result(PATIENCE_S)
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -116,7 +117,7 @@ def test_a_remote_exit_does_not_end_the_caller(
     bench.fail(job.id, SystemExit(3))
 
     with pytest.raises(gl.RemoteError, match="SystemExit"):
-        job.result(5)
+        job.result(PATIENCE_S)
 
 
 def test_an_exception_whose_class_is_not_here_is_a_remote_error(trusting: Client, bench: Bench) -> None:
@@ -125,7 +126,7 @@ def test_an_exception_whose_class_is_not_here_is_a_remote_error(trusting: Client
     bench.end(job.id, "failed", reason="user_error", fields={"error": json.dumps(told)})
 
     with pytest.raises(gl.RemoteError, match="Strange: m"):
-        job.result(5)
+        job.result(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_every_end_has_an_error_of_its_own(
     bench.end(job.id, verdict, reason=reason, fields={"error": json.dumps(error)})
 
     with pytest.raises(kind, match=job.id) as told:
-        job.result(5)
+        job.result(PATIENCE_S)
     assert told.value.exit_code == exit_code
     assert job.end_reason == reason
 
@@ -168,7 +169,7 @@ def test_a_command_fails_with_its_own_code(
     bench.end(job.id, "failed", reason="user_error", fields={"error": json.dumps(error)})
 
     with pytest.raises(gl.JobFailed, match=text) as told:
-        job.result(5)
+        job.result(PATIENCE_S)
     assert told.value.exit_code == exit_code
 
 
@@ -176,7 +177,7 @@ def test_a_command_that_succeeds_has_no_value(client: Client, bench: Bench) -> N
     job = client.submit("echo 'two words'")
     bench.end(job.id)
 
-    job.result(5)
+    job.result(PATIENCE_S)
     assert job.state == "succeeded"
 
 
@@ -186,17 +187,17 @@ def test_a_wait_that_is_too_short_says_so_and_leaves_the_job(client: Client, ben
     with pytest.raises(TimeoutError, match="it goes on"):
         job.result(0.05)
     bench.give(job.id, 1)
-    assert job.result(5) == 1
+    assert job.result(PATIENCE_S) == 1
 
 
 def test_a_result_past_its_time_is_told(client: Client, bench: Bench) -> None:
     job = submitted(client)
     bench.give(job.id, "z" * 50_000)
-    job.wait(5)
+    job.wait(PATIENCE_S)
     bench.hand.link.call("HDEL", bench.hand.key(f"job:{job.id}"), "result")
 
     with pytest.raises(BlobMissing, match="no longer kept"):
-        job.result(5)
+        job.result(PATIENCE_S)
 
 
 def test_a_job_can_be_awaited(client: Client, bench: Bench) -> None:

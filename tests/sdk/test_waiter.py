@@ -21,7 +21,7 @@ from gpulayer_broker.keys import root_of
 from tests.queueing import Hand
 from tests.sdk.benches import Bench
 from tests.servers import QueueServer
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 
 def work() -> int:
@@ -32,12 +32,12 @@ def test_a_wait_is_woken_and_does_not_poll(client: Client, bench: Bench) -> None
     job = client.submit(work)
     ended = threading.Event()
     client._waiter.listen(job._slot, lambda _: ended.set())
-    wait_until(lambda: client._waiter._link is not None, 5, "the waiter is connected")
+    wait_until(lambda: client._waiter._link is not None, PATIENCE_S, "the waiter is connected")
     grant = bench.take(job.id)
 
     before = time.monotonic()
     bench.give(grant.id, 1)
-    assert ended.wait(5)
+    assert ended.wait(PATIENCE_S)
     # Far below the silence after which it would have asked on its own.
     assert time.monotonic() - before < 2
 
@@ -45,7 +45,7 @@ def test_a_wait_is_woken_and_does_not_poll(client: Client, bench: Bench) -> None
 def test_many_threads_wait_for_one_job(client: Client, bench: Bench) -> None:
     job = client.submit(work)
     results: list[int] = []
-    threads = [threading.Thread(target=lambda: results.append(job.result(10))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: results.append(job.result(PATIENCE_S))) for _ in range(8)]
     for thread in threads:
         thread.start()
     bench.give(job.id, 5)
@@ -61,7 +61,7 @@ def test_another_process_s_job_is_waited_for(client: Client, address: str, bench
         handle = other.get(job.id)
         waiter = threading.Thread(target=bench.give, args=(job.id, 9))
         waiter.start()
-        assert handle.result(5) == 9
+        assert handle.result(PATIENCE_S) == 9
         waiter.join()
 
 
@@ -71,7 +71,7 @@ def test_a_job_that_ended_before_it_was_asked_for_is_known_at_once(
     job = client.submit(work)
     bench.give(job.id, 9)
     with Client(redis=address) as other:
-        assert other.get(job.id).wait(5) == "succeeded"
+        assert other.get(job.id).wait(PATIENCE_S) == "succeeded"
 
 
 def test_notices_that_are_lost_are_made_up_for(address: str, bench: Bench) -> None:
@@ -84,7 +84,7 @@ def test_notices_that_are_lost_are_made_up_for(address: str, bench: Bench) -> No
         waiter.listen(slot, lambda _: ended.set())
         # Nobody tells this waiter: the job is watched by no client of its name.
         bench.give(job.id, 1)
-        assert ended.wait(5)
+        assert ended.wait(PATIENCE_S)
     waiter.close()
     session.close()
 
@@ -93,12 +93,12 @@ def test_a_gap_in_the_notices_is_noticed(client: Client, bench: Bench) -> None:
     first, second, third = (client.submit(work) for _ in range(3))
     key = bench.hand.key(f"done:{client._waiter.client}")
     bench.give(first.id, 1)
-    assert first.result(5) == 1
+    assert first.result(PATIENCE_S) == 1
     bench.give(second.id, 2)
     bench.hand.link.call("XDEL", key, "0-2")
     bench.give(third.id, 3)
 
-    assert third.result(5) == 3
+    assert third.result(PATIENCE_S) == 3
     assert second.result(2) == 2
 
 
@@ -143,7 +143,7 @@ def test_silence_lets_the_clock_tick(address: str, bench: Bench) -> None:
         assert job.record.phase == "delayed"
         slot = waiter.slot(job.id)
         waiter.listen(slot, lambda _: None)
-        wait_until(lambda: job.record.phase == "ready", 5, "the delayed job became runnable")
+        wait_until(lambda: job.record.phase == "ready", PATIENCE_S, "the delayed job became runnable")
     waiter.close()
     session.close()
 
@@ -157,37 +157,41 @@ def test_it_survives_a_kill_of_the_server_and_its_restart(
         bench = Bench(Hand(link, root_of("default")), "default")
         job = client.submit(work)
         results: list[int] = []
-        waiting = threading.Thread(target=lambda: results.append(job.result(30)))
+        waiting = threading.Thread(target=lambda: results.append(job.result(PATIENCE_S)))
         waiting.start()
-        wait_until(lambda: client._waiter._link is not None, 5, "the waiter is connected")
+        wait_until(lambda: client._waiter._link is not None, PATIENCE_S, "the waiter is connected")
         server.kill()
         server.start()
         bench.give(job.id, 6)
-        waiting.join(20)
+        waiting.join(PATIENCE_S)
 
         assert results == [6]
         after = client.submit(work)
         bench.give(after.id, 7)
-        assert after.result(10) == 7
+        assert after.result(PATIENCE_S) == 7
 
 
 def test_a_forked_child_waits_on_a_connection_of_its_own(client: Client, bench: Bench) -> None:
     first, second = client.submit(work), client.submit(work)
     bench.give(first.id, 1)
-    assert first.result(5) == 1
+    assert first.result(PATIENCE_S) == 1
     name = client._waiter.client
 
     pid = os.fork()
     if pid == 0:
         try:
-            ok = client._waiter.client != name and second.result(10) == 2 and first.result(10) == 1
+            ok = (
+                client._waiter.client != name
+                and second.result(PATIENCE_S) == 2
+                and first.result(PATIENCE_S) == 1
+            )
             ok = ok and client.submit(work).state == "queued"
         except BaseException:  # noqa: BLE001 - the child must never return into pytest
             ok = False
         os._exit(0 if ok else 1)
     bench.give(second.id, 2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert second.result(5) == 2
+    assert second.result(PATIENCE_S) == 2
 
 
 def test_closing_the_client_ends_its_waits_and_its_thread(address: str) -> None:
@@ -197,20 +201,20 @@ def test_closing_the_client_ends_its_waits_and_its_thread(address: str) -> None:
 
     def wait() -> None:
         try:
-            job.result(20)
+            job.result(PATIENCE_S)
         except gl.QueueUnreachable as error:
             errors.append(error)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    wait_until(lambda: client._waiter._link is not None, 5, "the waiter is connected")
+    wait_until(lambda: client._waiter._link is not None, PATIENCE_S, "the waiter is connected")
     client.close()
-    waiting.join(5)
+    waiting.join(PATIENCE_S)
 
     assert [type(error) for error in errors] == [gl.QueueUnreachable]
     wait_until(
         lambda: not any(thread.name == "gpulayer-waiter" for thread in threading.enumerate()),
-        5,
+        PATIENCE_S,
         "no waiter's thread is left",
     )
     client.submit  # noqa: B018 - a closed client still has its names
@@ -224,7 +228,7 @@ def test_read_notices_leave_the_queue(client: Client, bench: Bench, link: Link) 
     done = threading.Thread(target=lambda: bench.serve(1200, lambda _: 1))
     done.start()
     for job in jobs:
-        job.wait(20)
+        job.wait(PATIENCE_S)
     done.join()
 
     assert link.call("XLEN", key) < 1000
@@ -251,9 +255,9 @@ def test_a_repeated_callback_is_not_made(client: Client, bench: Bench) -> None:
     client._waiter.listen(job._slot, heard.append)
     bench.hand.run(functions.watch(client._waiter.client, [job.id]))
     bench.give(job.id, 1)
-    job.wait(5)
+    job.wait(PATIENCE_S)
 
     later = client.submit(work)
     bench.give(later.id, 1)
-    later.wait(5)
+    later.wait(PATIENCE_S)
     assert heard == [job._slot]

@@ -15,7 +15,7 @@ import pytest
 
 from gpulayer.client import Client
 from tests.sdk.benches import Bench, good
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 SCRIPT = """
 import sys
@@ -94,13 +94,13 @@ def squared(n: int) -> object:
 def test_a_bar_counts_the_calls_that_have_ended(start: Start, bench: Bench, isolation: str) -> None:
     script = start(isolation, "4", "bar")
     job_id = script.line()
-    wait_until(lambda: script.shows(r"(?s)square.*0/4"), 15, "the bar is there")
+    wait_until(lambda: script.shows(r"(?s)square.*0/4"), PATIENCE_S, "the bar is there")
 
     finish(bench, isolation, job_id, 2)
-    wait_until(lambda: script.shows(r"2/4"), 15, "the bar has moved")
+    wait_until(lambda: script.shows(r"2/4"), PATIENCE_S, "the bar has moved")
     finish(bench, isolation, job_id, 2)
     script.line()
-    assert script.process.wait(15) == 0
+    assert script.process.wait(PATIENCE_S) == 0
 
 
 def finish(bench: Bench, isolation: str, array_id: str, count: int) -> None:
@@ -125,7 +125,7 @@ def test_there_is_no_bar_in_a_pipe_or_where_it_is_not_wanted(
     bench.serve_array(job_id, lambda n: good(squared(n)))
 
     assert script.line() == "1"
-    assert script.process.wait(15) == 0
+    assert script.process.wait(PATIENCE_S) == 0
     assert not script.shows(".")
 
 
@@ -134,10 +134,10 @@ def test_one_interrupt_leaves_the_jobs_alone_and_says_how_to_come_back(
 ) -> None:
     script = start("warm", "10", "bar")
     job_id = script.line()
-    wait_until(lambda: script.shows("0/10"), 15, "it waits")
+    wait_until(lambda: script.shows("0/10"), PATIENCE_S, "it waits")
     script.interrupt()
 
-    assert script.process.wait(15) == -signal.SIGINT
+    assert script.process.wait(PATIENCE_S) == -signal.SIGINT
     assert script.shows(rf"detached: 10 calls of square go on; gl\.Client\(\)\.map_result\('{job_id}'\)")
     bench.serve_array(job_id, lambda n: good(squared(n)))
     assert sum(client.map_result(job_id)) == 285
@@ -147,11 +147,11 @@ def test_one_interrupt_leaves_the_jobs_alone_and_says_how_to_come_back(
 def test_a_second_interrupt_cancels(start: Start, bench: Bench, client: Client, isolation: str) -> None:
     script = start(isolation, "10", "bar")
     job_id = script.line()
-    wait_until(lambda: script.shows("0/10"), 15, "it waits")
+    wait_until(lambda: script.shows("0/10"), PATIENCE_S, "it waits")
     script.interrupt()
-    wait_until(lambda: script.shows("detached"), 15, "it has detached")
+    wait_until(lambda: script.shows("detached"), PATIENCE_S, "it has detached")
     script.interrupt()
 
-    assert script.process.wait(15) == -signal.SIGINT
+    assert script.process.wait(PATIENCE_S) == -signal.SIGINT
     assert script.shows("cancelled: 10 calls of square")
     assert client.get(job_id).state == "cancelled"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpulayer_broker.connection import Endpoint
 from tests.worker.nvml.scenario import Driver, build_library
-from tests.workers import Desk, WorkerProcess
+from tests.workers import Desk, Hire, WorkerProcess, hiring
 
-Hire = Callable[..., WorkerProcess]
+__all__ = ["Hire"]
 
 
 @pytest.fixture
@@ -24,21 +23,9 @@ def desk(valkey: Endpoint, namespace: str) -> Iterator[Desk]:
 
 @pytest.fixture
 def hire(desk: Desk, tmp_path: Path) -> Iterator[Hire]:
-    """Starts a worker of this test's namespace."""
-    hired: list[WorkerProcess] = []
-
-    def hire(name: str = "", *options: str, **facts: Any) -> WorkerProcess:
-        endpoint = facts.pop("endpoint", desk.endpoint)
-        name = name or f"{desk.namespace}-{len(hired)}"
-        log = tmp_path / f"worker-{len(hired)}.log"
-        hired.append(WorkerProcess(endpoint, desk.namespace, name, log, *options, **facts))
-        return hired[-1]
-
-    yield hire
-    for worker in hired:
-        worker.end()
-    for worker in hired:
-        print(f"--- {worker.name}\n{worker.said()}")
+    """Starts a worker of this test's namespace; it is at work when it is returned."""
+    with hiring(desk, tmp_path) as hire:
+        yield hire
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 from tests.worker.conftest import Hire
 from tests.workers import Desk, WorkerProcess
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("worker")]
+pytestmark = pytest.mark.usefixtures("worker")
 
 TELL = "import json, os, sys; print(json.dumps([dict(os.environ), os.getcwd(), sys.stdin.read()]))"
 # What the shell, the runner's bookkeeping and the coverage of a test run may add.
@@ -149,7 +149,9 @@ def test_stdin_is_empty(desk: Desk) -> None:
 def test_a_job_runs_in_a_folder_of_its_own_which_is_gone_after_it(desk: Desk) -> None:
     environment, folder, _ = seen_by(desk)
     assert folder == f"{environment['GPULAYER_SCRATCH']}/work"
-    wait_until(lambda: not Path(environment["GPULAYER_SCRATCH"]).exists(), 5, "the job's folder is removed")
+    wait_until(
+        lambda: not Path(environment["GPULAYER_SCRATCH"]).exists(), PATIENCE_S, "the job's folder is removed"
+    )
 
 
 def test_two_jobs_share_the_cache_and_not_the_home(desk: Desk) -> None:

@@ -7,15 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
-import pytest
 
 from gpulayer_broker import functions
 from gpulayer_broker.store.bundle import make_bundle
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 from tests.worker.conftest import Hire
 from tests.workers import Desk, WorkerProcess
 
-pytestmark = pytest.mark.timeout(60)
 IGNORING = "trap '' TERM; echo $$; while :; do sleep 0.05; done"
 
 
@@ -25,7 +23,7 @@ def cancel(desk: Desk, job: str) -> str:
 
 def speaks(desk: Desk, job: str) -> bytes:
     """The job's first words, once it has said them."""
-    return wait_until(lambda: desk.tail(job), 20, f"{job} speaks")
+    return wait_until(lambda: desk.tail(job), PATIENCE_S, f"{job} speaks")
 
 
 def pid_told_by(desk: Desk, job: str) -> int:
@@ -73,7 +71,9 @@ def test_a_running_job_is_cancelled_only_when_all_of_its_tree_is_gone(
     stubborn = pid_told_by(desk, job)
     assert cancel(desk, job) == "asked"
     wait_until(
-        lambda: desk.record(job).final or not psutil.pid_exists(stubborn), 20, "the job or its child ends"
+        lambda: desk.record(job).final or not psutil.pid_exists(stubborn),
+        PATIENCE_S,
+        "the job or its child ends",
     )
     assert not psutil.pid_exists(stubborn)
     assert (desk.final(job).state, desk.record(job).end_reason) == ("cancelled", "cancelled")
@@ -166,7 +166,7 @@ def test_a_job_that_recovers_has_succeeded_and_knows_its_attempt(
 
 def test_a_job_that_waits_for_its_retry_can_be_cancelled(desk: Desk, worker: WorkerProcess) -> None:
     job = desk.shell("exit 1", options={"max_retries": 5, "min_backoff": 60_000})
-    wait_until(lambda: desk.record(job).phase == "retrying", 20, "the job waits for its retry")
+    wait_until(lambda: desk.record(job).phase == "retrying", PATIENCE_S, "the job waits for its retry")
     assert cancel(desk, job) == "cancelled"
     assert desk.record(job).state == "cancelled"
 

@@ -15,7 +15,7 @@ import pytest
 from gpulayer_broker.spec import FunctionCall, Payload, Spec
 from tests.workers import Desk
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("worker")]
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 class TooHot(Exception):

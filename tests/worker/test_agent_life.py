@@ -9,21 +9,18 @@ import sys
 from pathlib import Path
 
 import psutil
-import pytest
 
 from gpulayer_broker.connection import Endpoint
 from gpulayer_broker.functions import Submission
 from gpulayer_broker.job import new_job_id
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 from tests.worker.conftest import Hire
 from tests.workers import Desk
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def started(desk: Desk, job: str) -> int:
     """The pid that a job's `echo $$` told."""
-    return int(wait_until(lambda: desk.tail(job), 20, f"{job} speaks"))
+    return int(wait_until(lambda: desk.tail(job), PATIENCE_S, f"{job} speaks"))
 
 
 def test_sigterm_finishes_what_runs_and_takes_nothing_new(desk: Desk, hire: Hire, tmp_path: Path) -> None:
@@ -32,10 +29,12 @@ def test_sigterm_finishes_what_runs_and_takes_nothing_new(desk: Desk, hire: Hire
     running = desk.shell(f"echo $$; while [ ! -e {gate} ]; do sleep 0.05; done")
     started(desk, running)
     worker.send(signal.SIGTERM)
-    wait_until(lambda: "draining" in [w["state"] for w in desk.workers().values()], 10, "the worker drains")
+    wait_until(
+        lambda: "draining" in [w["state"] for w in desk.workers().values()], PATIENCE_S, "the worker drains"
+    )
     waiting = desk.shell("true")
     gate.touch()
-    assert worker.process.wait(20) == 0
+    assert worker.process.wait(PATIENCE_S) == 0
     assert (desk.record(running).state, desk.record(running).attempt) == ("succeeded", 1)
     assert desk.record(waiting).state == "queued"
     assert [w["state"] for w in desk.workers().values()] == ["offline"]
@@ -46,9 +45,9 @@ def test_a_second_sigterm_hands_back_what_runs_uncounted(desk: Desk, hire: Hire)
     job = desk.shell("echo $$; sleep 300")
     pid = started(desk, job)
     worker.send(signal.SIGTERM)
-    wait_until(lambda: "stopping" in worker.said(), 10, "the worker has heard it")
+    wait_until(lambda: "stopping" in worker.said(), PATIENCE_S, "the worker has heard it")
     worker.send(signal.SIGTERM)
-    assert worker.process.wait(20) == 0
+    assert worker.process.wait(PATIENCE_S) == 0
     record = desk.record(job)
     assert (record.state, record.losses) == ("queued", 0)
     assert not psutil.pid_exists(pid)
@@ -66,18 +65,18 @@ def test_what_was_handed_back_runs_on_the_next_worker(desk: Desk, hire: Hire) ->
 
 def test_signals_at_any_moment_never_leave_a_worker_that_hangs(desk: Desk, hire: Hire) -> None:
     worker = hire()
-    wait_until(lambda: desk.online(), 20, "the worker is there")
+    wait_until(lambda: desk.online(), PATIENCE_S, "the worker is there")
     for _ in range(200):
         if worker.alive:
             worker.send(signal.SIGTERM)
-    assert worker.process.wait(20) == 0
+    assert worker.process.wait(PATIENCE_S) == 0
 
 
 def test_a_second_worker_of_the_same_name_is_refused_with_one_line(desk: Desk, hire: Hire) -> None:
     first = hire("twin")
-    wait_until(lambda: desk.online(), 20, "the first is there")
+    wait_until(lambda: desk.online(), PATIENCE_S, "the first is there")
     second = hire("twin")
-    assert second.process.wait(20) == 78
+    assert second.process.wait(PATIENCE_S) == 78
     lines = [line for line in second.said().splitlines() if " WARNING " not in line]
     assert lines == ["gpulayer worker: a worker named 'twin' already runs here: give this one another --name"]
     assert first.alive
@@ -101,10 +100,10 @@ def test_a_worker_whose_next_incarnation_is_there_ends_its_jobs_and_stops(
     pid = started(desk, job)
     # Another state folder with the same machine and name: the lock does not keep it away, the queue does.
     new = hire("double", "--node", "n1", environment={"GPULAYER_STATE_DIR": str(private_folder(tmp_path))})
-    assert old.process.wait(20) == 0
+    assert old.process.wait(PATIENCE_S) == 0
     assert "was started again elsewhere" in old.said()
     assert not psutil.pid_exists(pid) or desk.record(job).attempt > 1
-    wait_until(lambda: desk.record(job).attempt == 2, 20, "the job runs again")
+    wait_until(lambda: desk.record(job).attempt == 2, PATIENCE_S, "the job runs again")
     assert [w["state"] for w in desk.workers().values()] == ["online"]
     assert new.alive
 

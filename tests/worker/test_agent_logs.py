@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 from tests.worker.conftest import Hire
 from tests.workers import Desk, WorkerProcess
 
-pytestmark = pytest.mark.timeout(90)
 TAIL_BYTES = 1 << 20
 FLOOD_BYTES = 100_000_000
 
@@ -50,7 +47,7 @@ def test_the_end_of_the_log_is_there_before_the_final_state_is_seen(
 
 def test_the_words_of_a_running_job_are_there_while_it_runs(desk: Desk, worker: WorkerProcess) -> None:
     job = desk.shell("printf 'no newline yet'; sleep 300")
-    wait_until(lambda: desk.tail(job) == b"no newline yet", 5, "the words are shipped")
+    wait_until(lambda: desk.tail(job) == b"no newline yet", PATIENCE_S, "the words are shipped")
     assert desk.record(job).state == "running"
 
 

@@ -17,12 +17,9 @@ from gpulayer_worker.processes.fork_server import ForkServer
 from gpulayer_worker.processes.job import JobProcess
 from gpulayer_worker.runner.proctree import lease_clock_s
 from tests.reliability.proxy import Proxy
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 from tests.worker.conftest import Hire
 from tests.workers import Desk
-
-pytestmark = pytest.mark.timeout(90)
-
 
 # --- full disks ---
 
@@ -50,7 +47,7 @@ def test_a_job_that_fills_the_disk_fails_and_the_worker_goes_on(desk: Desk, hire
     worker = hire(environment={"GPULAYER_STATE_DIR": str(state)})
     full = desk.shell("head -c 50000000 /dev/zero > big")
     assert desk.final(full).state == "failed"
-    wait_until(lambda: free_bytes(state) > 4_000_000, 10, "the job's folder is removed")
+    wait_until(lambda: free_bytes(state) > 4_000_000, PATIENCE_S, "the job's folder is removed")
     assert desk.final(desk.command("true")).state == "succeeded"
     assert worker.alive
 
@@ -121,7 +118,7 @@ def test_a_job_whose_lease_is_over_before_it_begins_is_no_failure_of_its_own(tmp
             null.fileno(),
             lease_until_s=lease_clock_s() - 1,
         )
-        ending = server.start(job).wait(10)
+        ending = server.start(job).wait(PATIENCE_S)
     server.close()
     assert ending.refused is not None
     assert ending.expired
@@ -140,12 +137,12 @@ def test_a_grant_that_arrives_while_a_worker_drains_is_run_or_handed_on(desk: De
     with Proxy(desk.endpoint) as proxy:
         for _ in range(5):
             worker = hire(endpoint=proxy.endpoint, slots=1)
-            wait_until(lambda: desk.online(), 20, "the worker is there")
+            wait_until(lambda: desk.online(), PATIENCE_S, "the worker is there")
             proxy.delay_s = 0.03
             jobs = [desk.shell("true") for _ in range(3)]
-            wait_until(lambda: dice.random() < 0.3, 5, "a random moment", every=0.02)
+            wait_until(lambda: dice.random() < 0.3, PATIENCE_S, "a random moment", every=0.02)
             worker.send(signal.SIGTERM)
-            assert worker.process.wait(20) == 0
+            assert worker.process.wait(PATIENCE_S) == 0
             proxy.delay_s = 0
             assert {desk.record(job).state for job in jobs} <= {"queued", "succeeded"}
             assert {desk.record(job).losses for job in jobs} == {0}

@@ -12,8 +12,8 @@ import pytest
 from gpulayer_broker.requirements import build_requirements
 from gpulayer_broker.spec import Spec
 from gpulayer_worker.processes.cgroup_mounts import read_mounts
-from tests.support import wait_until
-from tests.workers import PATIENCE_S, Desk, WorkerProcess
+from tests.support import PATIENCE_S, wait_until
+from tests.workers import Desk, WorkerProcess
 
 from .conftest import Hire
 

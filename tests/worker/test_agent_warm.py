@@ -17,8 +17,8 @@ from gpulayer_broker import functions
 from gpulayer_broker.items import ItemOutcome, pack_items, read_outcomes
 from gpulayer_broker.requirements import build_requirements
 from gpulayer_broker.spec import FunctionCall, Payload, Spec
-from tests.support import wait_until
-from tests.workers import PATIENCE_S, Desk, WorkerProcess, by_value
+from tests.support import PATIENCE_S, wait_until
+from tests.workers import Desk, WorkerProcess, by_value
 
 from .conftest import Hire
 from .processes.bench import is_gone

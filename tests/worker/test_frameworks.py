@@ -14,7 +14,7 @@ from gpulayer_broker.errors import ConfigError
 from gpulayer_broker.matching import reasons
 from gpulayer_broker.requirements import build_requirements
 from gpulayer_worker.frameworks import Interpreter, ask
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 from tests.worker import pythons
 from tests.worker.conftest import Hire
 from tests.workers import Desk
@@ -219,7 +219,7 @@ def test_functions_and_commands_run_in_the_worker_s_python(desk: Desk, hire: Hir
 def test_a_job_goes_to_the_worker_whose_python_satisfies_it(desk: Desk, hire: Hire, old_python: Path) -> None:
     hire()
     hire("", "--python", str(old_python))
-    wait_until(lambda: desk.online() == 2, 20, "both workers are there")
+    wait_until(lambda: desk.online() == 2, PATIENCE_S, "both workers are there")
 
     for wanted, expected in ((f"<={pythons.OLD_NUMPY}", True), (f">{pythons.OLD_NUMPY}", False)):
         desk.needs = build_requirements(frameworks={"numpy": wanted})
@@ -231,5 +231,5 @@ def test_a_job_goes_to_the_worker_whose_python_satisfies_it(desk: Desk, hire: Hi
 def test_a_worker_with_a_python_that_is_not_there_says_so_and_ends(hire: Hire) -> None:
     worker = hire("", "--python", "/no/such/python")
 
-    assert worker.process.wait(20) == 78
+    assert worker.process.wait(PATIENCE_S) == 78
     assert "--python /no/such/python: there is no such program" in worker.said()

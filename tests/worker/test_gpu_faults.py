@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from gpulayer_broker.units import GIB, MIB
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 from tests.worker.conftest import Hire
 from tests.worker.nvml.scenario import GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, Driver, Gpu
 from tests.worker.test_gpu_jobs import SEEN, cancel, seen_by, shell, text_of
@@ -49,7 +49,7 @@ def usable(desk: Desk) -> set[str]:
 def let_the_last_reading_age() -> None:
     """A reading of a moment ago is taken for the present one."""
     old_s = time.monotonic() + 0.3
-    wait_until(lambda: time.monotonic() > old_s, 5, "the last reading is old")
+    wait_until(lambda: time.monotonic() > old_s, PATIENCE_S, "the last reading is old")
 
 
 def is_left_alone(desk: Desk, worker: WorkerProcess, job: str) -> bool:
@@ -66,7 +66,7 @@ def test_a_gpu_that_somebody_else_uses_is_not_granted_until_it_is_free(
     driver.show(Gpu(0, used_bytes=10 * GIB)).process(0, stranger.pid, 10 * GIB)
     worker = hire(environment=driver.environment, **OFTEN)
     job = shell(desk, SEEN, gpus=1)
-    wait_until(lambda: desk.workers(), 20, "the worker is there")
+    wait_until(lambda: desk.workers(), PATIENCE_S, "the worker is there")
 
     assert is_left_alone(desk, worker, job)
     assert devices_of(desk)[0]["foreign"] == [stranger.pid, "sleep", 10 * GIB]
@@ -120,7 +120,7 @@ def test_what_the_workers_own_job_uses_is_no_foreign_use(desk: Desk, hire: Hire,
     driver.show(Gpu(0))
     hire("", "--gpu-share", "2", environment=driver.environment, **OFTEN)
     first = shell(desk, "echo $$; exec sleep 60", gpus=1, gpu_memory="4GiB")
-    wait_until(lambda: desk.tail(first), 20, "the job told its pid")
+    wait_until(lambda: desk.tail(first), PATIENCE_S, "the job told its pid")
     pid = int(desk.tail(first))
 
     driver.change(0, used_bytes=3 * GIB).process(0, pid, 3 * GIB)
@@ -160,7 +160,7 @@ def test_a_job_on_a_gpu_that_vanished_is_ended_and_handed_back(
     driver.remove(0)
 
     assert Gpu(1).uuid in text_of(desk, job)
-    wait_until(lambda: usable(desk) == {Gpu(1).uuid}, 20, "the worker tells that one is gone")
+    wait_until(lambda: usable(desk) == {Gpu(1).uuid}, PATIENCE_S, "the worker tells that one is gone")
 
 
 def test_a_number_goes_on_to_mean_the_same_card_when_another_vanishes(
@@ -173,7 +173,9 @@ def test_a_number_goes_on_to_mean_the_same_card_when_another_vanishes(
     driver.remove(0)
 
     wait_until(
-        lambda: reason_of(desk) == "no longer shown by its driver", 20, "the machine was looked at anew"
+        lambda: reason_of(desk) == "no longer shown by its driver",
+        PATIENCE_S,
+        "the machine was looked at anew",
     )
     assert not usable(desk)
     assert seen_by(desk, accelerator="any").startswith("cpu")
@@ -187,8 +189,8 @@ def test_a_critical_xid_ends_the_job_and_the_gpus_use(desk: Desk, hire: Hire, dr
 
     driver.xid(0, 79)
 
-    wait_until(lambda: desk.record(job).state == "queued", 20, "the job is handed back")
-    wait_until(lambda: reason_of(desk), 20, "the reason is told")
+    wait_until(lambda: desk.record(job).state == "queued", PATIENCE_S, "the job is handed back")
+    wait_until(lambda: reason_of(desk), PATIENCE_S, "the reason is told")
     assert reason_of(desk) == "Xid 79: fallen off the bus; reset the device, then restart the worker"
     assert seen_by(desk).startswith("cpu")
     cancel(desk, job)
@@ -201,7 +203,7 @@ def test_an_xid_of_the_program_is_no_fault_of_the_gpu(desk: Desk, hire: Hire, dr
 
     driver.xid(0, 31)
 
-    wait_until(lambda: "Xid 31" in worker.said(), 20, "the error is told")
+    wait_until(lambda: "Xid 31" in worker.said(), PATIENCE_S, "the error is told")
     assert seen_by(desk, gpus=1).split()[3] == "0"
 
 
@@ -222,7 +224,7 @@ def test_a_driver_changed_under_the_running_machine_takes_its_gpus_out_of_use(
 
     driver.fail("nvmlInitWithFlags", LIB_RM_VERSION_MISMATCH)
 
-    wait_until(lambda: reason_of(desk), 20, "the reason is told")
+    wait_until(lambda: reason_of(desk), PATIENCE_S, "the reason is told")
     assert reason_of(desk) == "driver/library version mismatch; reload the driver or reboot"
     assert seen_by(desk, accelerator="any").startswith("cpu")
 
@@ -271,7 +273,7 @@ def test_jobs_on_the_gpus_of_a_driver_that_stays_silent_are_handed_back(
 
     driver.hang("nvmlDeviceGetMemoryInfo_v2").hang("nvmlInitWithFlags")
 
-    wait_until(lambda: desk.record(job).state == "queued", 20, "the job is handed back")
+    wait_until(lambda: desk.record(job).state == "queued", PATIENCE_S, "the job is handed back")
     [facts] = desk.workers().values()
     assert orjson.loads(facts["info"])["driver_answers"] is False
     driver.recover()

@@ -7,6 +7,7 @@ from typing import Any
 from gpulayer_broker import functions
 from gpulayer_broker.requirements import build_requirements
 from gpulayer_broker.units import GIB
+from tests.support import PATIENCE_S
 from tests.worker.conftest import Hire
 from tests.worker.nvml.scenario import Driver, Gpu, Slice
 from tests.workers import Desk
@@ -113,7 +114,7 @@ def test_a_worker_told_to_offer_no_gpu_takes_cpu_jobs_alone(desk: Desk, hire: Hi
 def test_a_choice_that_names_no_device_is_refused_at_the_start(hire: Hire, driver: Driver) -> None:
     worker = hire("", "--gpus", "first", environment=driver.environment)
 
-    assert worker.process.wait(20) == 2
+    assert worker.process.wait(PATIENCE_S) == 2
     assert "--gpus first: 'first' is no device: give numbers such as 0,1" in worker.said()
 
 

@@ -17,7 +17,7 @@ from gpulayer_worker.joblog import DISK_FULL, MEMORY_BYTES, MOST_RUNS, OVER_LIMI
 from gpulayer_worker.logs import Logs
 from tests.queueing import Hand, signature
 from tests.servers import QueueServer
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 LIMIT_BYTES = 8 * MEMORY_BYTES
 
@@ -131,13 +131,13 @@ def test_a_live_tail_is_whole_after_an_outage(scene: Scene) -> None:
     grant = scene.grant()
     job_log, writers = scene.logs.open(grant.id, grant.token, scene.folder / "spill")
     os.write(writers[0], b"before ")
-    wait_until(lambda: scene.tail(grant.id) == b"before ", 5, "the first words are shipped")
+    wait_until(lambda: scene.tail(grant.id) == b"before ", PATIENCE_S, "the first words are shipped")
     scene.server.kill()
     os.write(writers[0], b"during ")
-    wait_until(lambda: job_log.size == 14, 5, "the words of the outage are read")
+    wait_until(lambda: job_log.size == 14, PATIENCE_S, "the words of the outage are read")
     scene.server.start()
     os.write(writers[1], b"after")
-    wait_until(lambda: scene.tail(grant.id) == b"before during after", 10, "all words are shipped")
+    wait_until(lambda: scene.tail(grant.id) == b"before during after", PATIENCE_S, "all words are shipped")
     for writer in writers:
         os.close(writer)
     scene.logs.finish(job_log, 5)
@@ -151,7 +151,7 @@ def test_a_log_that_is_gone_while_its_pipe_is_open_stops_no_other(scene: Scene) 
     os.write(theirs[0], b"x" * 1000)
     job_log, writers = scene.logs.open(grant.id, grant.token, scene.folder / "spill")
     os.write(writers[0], b"heard")
-    wait_until(lambda: scene.tail(grant.id) == b"heard", 5, "another log is read and shipped")
+    wait_until(lambda: scene.tail(grant.id) == b"heard", PATIENCE_S, "another log is read and shipped")
     for writer in (*theirs, *writers):
         os.close(writer)
     scene.logs.finish(job_log, 5)

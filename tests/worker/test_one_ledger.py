@@ -16,7 +16,7 @@ import pytest
 
 from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.settings import Settings
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 from tests.worker.conftest import Hire
 from tests.worker.nvml.scenario import Driver, Gpu
 from tests.worker.test_gpu_jobs import shell
@@ -62,7 +62,7 @@ def start_app(desk: Desk, driver: Driver, tmp_path: Path) -> Iterator[StartApp]:
     yield start
     for process in started:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 def app_environment(desk: Desk, driver: Driver, folder: Path) -> Mapping[str, str]:
@@ -86,7 +86,9 @@ def send_to_app(desk: Desk, count: int, path: Path) -> None:
 def holds(path: Path, count: int) -> dict[str, list[tuple[int, int]]]:
     """By GPU, sorted: from when until when it was held. All of so many jobs are over."""
     wait_until(
-        lambda: path.exists() and len(path.read_text().splitlines()) == count, 60, f"{count} jobs ended"
+        lambda: path.exists() and len(path.read_text().splitlines()) == count,
+        PATIENCE_S,
+        f"{count} jobs ended",
     )
     found: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for line in path.read_text().splitlines():
@@ -110,7 +112,7 @@ def test_two_workers_of_one_machine_never_grant_a_gpu_twice(
     path = tmp_path / "holds"
     for _ in range(2):
         hire(environment=driver.environment)
-    wait_until(lambda: desk.online() == 2, 20, "both workers are there")
+    wait_until(lambda: desk.online() == 2, PATIENCE_S, "both workers are there")
 
     for _ in range(10):
         shell(desk, HOLD.format(file=path), gpus=1)
@@ -129,7 +131,7 @@ def test_jobs_of_one_to_four_gpus_share_eight_and_none_twice(
     path = tmp_path / "holds"
     for _ in range(2):
         hire(environment=driver.environment)
-    wait_until(lambda: desk.online() == 2, 20, "both workers are there")
+    wait_until(lambda: desk.online() == 2, PATIENCE_S, "both workers are there")
     counts = random.Random(7).choices((1, 2, 3, 4), k=24)
 
     for gpus in counts:
@@ -149,7 +151,7 @@ def test_a_worker_and_processes_of_a_dramatiq_app_never_grant_a_gpu_twice(
     path = tmp_path / "holds"
     hire(environment=driver.environment)
     start_app(2)
-    wait_until(lambda: desk.online() == 3, 30, "the worker and both processes are there")
+    wait_until(lambda: desk.online() == 3, PATIENCE_S, "the worker and both processes are there")
 
     for _ in range(6):
         shell(desk, HOLD.format(file=path), gpus=1)

@@ -19,7 +19,7 @@ import pytest
 from gpulayer_broker.errors import BadSource, BlobCorrupt, BlobMissing, StoreError
 from gpulayer_broker.store import files
 from gpulayer_broker.store.local import LocalStore
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 ABSENT = "0" * 64
 DAY_S = 86_400.0
@@ -306,11 +306,13 @@ def test_a_process_killed_in_the_middle_of_a_put_leaves_no_visible_blob(
     process = subprocess.Popen([sys.executable, "-c", ENDLESS_PUT, str(store.root), str(tmp_path / "source")])
     try:
         wait_until(
-            lambda: any(p.stat().st_size for p in leftovers_in(store)), 30, "the put has begun to write"
+            lambda: any(p.stat().st_size for p in leftovers_in(store)),
+            PATIENCE_S,
+            "the put has begun to write",
         )
     finally:
         process.kill()
-        assert process.wait(30) == -signal.SIGKILL
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
 
     assert blobs_in(store) == []
     [leftover] = leftovers_in(store)
@@ -406,7 +408,7 @@ def test_a_blob_that_has_reports_present_survives_a_concurrent_gc(store: LocalSt
                 make_old(store, shas[number])
     finally:
         done.set()
-        collector.join(30)
+        collector.join(PATIENCE_S)
 
     assert 0 < found < 2000, "the collector and this thread met in both orders"
 

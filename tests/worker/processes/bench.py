@@ -17,9 +17,8 @@ import numpy
 
 from gpulayer_worker.processes.job import Ending, FunctionCall, JobHandle, JobProcess
 from gpulayer_worker.runner import proctree
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
-PATIENCE_S = 20.0
 _numbers = itertools.count(1)
 
 

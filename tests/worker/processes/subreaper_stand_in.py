@@ -29,7 +29,7 @@ def main(folder: Path) -> int:
 
     os.kill(server.pid, signal.SIGKILL)
 
-    assert handle.wait(10).lost
+    assert handle.wait(60).lost
     return len(proctree.children(os.getpid()))
 
 

@@ -13,9 +13,9 @@ import pytest
 from gpulayer_worker.processes.cgroup import Group, Groups, clear_groups, open_groups
 from gpulayer_worker.processes.cgroup_mounts import read_mounts
 from gpulayer_worker.runner import cgroups
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
-from .bench import PATIENCE_S, Bench, is_gone, wait_gone
+from .bench import Bench, is_gone, wait_gone
 from .test_trees import DAEMON, UNTIL_CHILD
 
 MIB = 1 << 20

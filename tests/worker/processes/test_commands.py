@@ -7,7 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-from .bench import PATIENCE_S, Bench, error
+from tests.support import PATIENCE_S
+
+from .bench import Bench, error
 
 
 def executable(path: Path, text: str) -> Path:

@@ -15,9 +15,9 @@ import pytest
 from gpulayer_worker.processes.fork_server import ForkServer
 from gpulayer_worker.processes.pool import environment_for
 from gpulayer_worker.runner import proctree
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
-from .bench import PATIENCE_S, Bench, is_gone, value
+from .bench import Bench, is_gone, value
 
 
 @contextmanager

@@ -14,7 +14,9 @@ from typing import Any
 import numpy
 import pytest
 
-from .bench import PATIENCE_S, Bench, error, value, wait_gone
+from tests.support import PATIENCE_S
+
+from .bench import Bench, error, value, wait_gone
 
 
 class Point:

@@ -14,8 +14,9 @@ import pytest
 from gpulayer_worker.processes.fork_server import ForkServerGone
 from gpulayer_worker.processes.pool import KEPT_SERVERS, Pool
 from gpulayer_worker.runner import proctree
+from tests.support import PATIENCE_S
 
-from .bench import PATIENCE_S, Bench, value
+from .bench import Bench, value
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ import pytest
 from gpulayer_worker.processes.bundle import fallback_folders
 from gpulayer_worker.processes.fork_server import ForkServer
 from gpulayer_worker.processes.spawn import SpawnStarter
+from tests.support import PATIENCE_S
 
-from .bench import PATIENCE_S, Bench, error, pickled, value
+from .bench import Bench, error, pickled, value
 
 VERSIONS = ["3.8", "3.9", "3.10", "3.12", "3.13"]
 

@@ -12,8 +12,9 @@ import pytest
 
 from gpulayer_worker.processes.ending import lease_clock_s
 from gpulayer_worker.processes.spawn import SpawnStarter
+from tests.support import PATIENCE_S
 
-from .bench import PATIENCE_S, Bench, error, is_gone, value
+from .bench import Bench, error, is_gone, value
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ import pytest
 from gpulayer_worker.processes import ending
 from gpulayer_worker.processes.fork_server import ForkServer, ForkServerGone
 from gpulayer_worker.runner import proctree
+from tests.support import PATIENCE_S
 
-from .bench import PATIENCE_S, Bench, is_gone, wait_gone
+from .bench import Bench, is_gone, wait_gone
 
 BACKGROUND = "sleep 1000 & echo $! > child; "
 SESSION = "setsid sh -c 'echo $$ > child; exec sleep 1000' & "

@@ -22,9 +22,9 @@ from gpulayer_worker.processes.pool import Pool
 from gpulayer_worker.processes.warm import Answer, Batch, BatchEnd, WarmKey, WarmProcess
 from gpulayer_worker.processes.warm_lane import WarmLane
 from gpulayer_worker.runner.proctree import lease_clock_s
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
-from .bench import PATIENCE_S, is_gone, pickled, wait_gone
+from .bench import is_gone, pickled, wait_gone
 
 KEY = WarmKey(sys.executable, frozenset({"PATH": os.environ["PATH"]}.items()))
 

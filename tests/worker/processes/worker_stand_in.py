@@ -33,7 +33,7 @@ def main(folder: str, lease_s: float, script: str, hold: bool) -> None:
         if holder == 0:
             signal.pause()
         Path(folder, "holder").write_text(f"{holder}\n")
-    server.start(job).started.result(20)
+    server.start(job).started.result(60)
     print(server.pid, flush=True)
     signal.pause()
 
