@@ -359,6 +359,7 @@ def command_spec(command: str | Sequence[str], plan: Plan) -> Spec:
         env=plan.env,
         timeout_s=plan.timeout_s,
         on_outage=plan.on_outage,
+        retry_on=plan.retry_on,
     )
 
 

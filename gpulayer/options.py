@@ -6,14 +6,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from gpulayer_broker.arguments import Wording, count, one_of
 from gpulayer_broker.errors import BadRequirement, BadSize, did_you_mean
+from gpulayer_broker.failures import failure_names
 from gpulayer_broker.job import PRIORITIES
 from gpulayer_broker.requirements import Requirements, build_requirements
 from gpulayer_broker.units import parse_duration
@@ -25,12 +29,16 @@ if TYPE_CHECKING:
 
 # Jobs by handle or id, or all jobs of a map.
 Predecessors: TypeAlias = "Job[Any] | MapResult[Any] | str | Iterable[Job[Any] | str]"
+# Exceptions, their names, exit codes and end reasons.
+Failures: TypeAlias = "type[BaseException] | str | int | Iterable[type[BaseException] | str | int]"
 Pairs = Mapping[str, str | None] | Iterable[str]
 
 OUTAGES = ("keep",)
 FRESH, WARM = "fresh", "warm"
 NAME_CHARS = 200
 MOST_RETRIES = 1000
+# The year 9999: what lies behind is a mistake, such as milliseconds.
+LATEST_S = 253_402_300_799
 POLICIES = ("succeeded", "ended")
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # What may be part of a key in the queue.
@@ -54,11 +62,14 @@ class JobOptions(TypedDict, total=False):
     python: str | None
     labels: Pairs | None
     retries: int
+    retry_on: Failures | None
     timeout: str | float | None
     priority: str
     name: str
     idempotency_key: str | None
     delay: str | float | None
+    eta: datetime | str | float | None
+    result_ttl: str | float | None
     env: Mapping[str, str] | None
     on_outage: str | None
     isolation: str
@@ -101,10 +112,13 @@ class Plan:
     priority: int = PRIORITIES["normal"]
     timeout_s: float | None = None
     delay_ms: int = 0
+    eta_s: float | None = None
+    keep_ms: int = 0
     idempotency_key: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     on_outage: str = ""
     retries: int = 0
+    retry_on: tuple[str, ...] = ()
     isolation: str = FRESH
     after: tuple[str, ...] = ()
     after_policy: str = "succeeded"
@@ -115,6 +129,10 @@ class Plan:
     def message_options(self) -> dict[str, Any]:
         """What the message tells Dramatiq's middleware."""
         return {"max_retries": self.retries}
+
+    def waits_ms(self) -> int:
+        """How long from now it may not begin."""
+        return self.delay_ms if self.eta_s is None else max(0, math.ceil(1000 * (self.eta_s - time.time())))
 
     def taking_turns(self, most: int) -> Plan:
         """The same for the jobs of one map, of which so many run at once."""
@@ -151,10 +169,13 @@ def plan_of(options: Mapping[str, Any], *, flags: bool = False) -> Plan:
         priority=_priority(words, options.get("priority") or "normal"),
         timeout_s=_timeout_s(words, options.get("timeout")),
         delay_ms=round(1000 * (_duration_s(words, "delay", options.get("delay")) or 0)),
+        eta_s=_eta_s(words, options.get("eta"), options.get("delay")),
+        keep_ms=_keep_ms(words, options.get("result_ttl")),
         idempotency_key=_key(words, options.get("idempotency_key") or ""),
         env=_env(words, options.get("env") or {}),
         on_outage=_on_outage(words, options.get("on_outage") or ""),
         retries=_retries(words, options.get("retries") or 0),
+        retry_on=_retry_on(words, options.get("retry_on"), options.get("retries") or 0),
         isolation=isolation,
         after=_after(words, options.get("after")),
         after_policy=one_of(words, "after_policy", options.get("after_policy") or "succeeded", POLICIES),
@@ -184,6 +205,35 @@ def _retries(words: Wording, value: Any) -> int:
     if retries > MOST_RETRIES:
         raise words.error("retries", value, f"retries must be {MOST_RETRIES} or less")
     return retries
+
+
+def _retry_on(words: Wording, given: Any, retries: Any) -> tuple[str, ...]:
+    if given is not None and not retries:
+        raise words.error("retry_on", given, "how often? give retries too")
+    return failure_names(words, given)
+
+
+def _eta_s(words: Wording, given: Any, delay: Any) -> float | None:
+    """The moment, in seconds since 1970; one without a time zone is this machine's."""
+    if given is None:
+        return None
+    if delay is not None:
+        raise words.error("eta", given, "eta is a moment and delay a span: give one of them")
+    try:
+        moment = datetime.fromisoformat(given.strip()) if isinstance(given, str) else given
+        seconds = moment.timestamp() if isinstance(moment, datetime) else float(moment)
+    except (ValueError, TypeError, OverflowError, OSError):
+        seconds = math.nan
+    if isinstance(given, bool) or not 0 <= seconds <= LATEST_S:
+        raise words.error("eta", given, "write a moment such as 2027-01-31T08:00, or seconds since 1970")
+    return seconds
+
+
+def _keep_ms(words: Wording, value: Any) -> int:
+    seconds = _duration_s(words, "result_ttl", value)
+    if seconds == 0:
+        raise words.error("result_ttl", value, "a result needs some time to be read in")
+    return 0 if seconds is None else max(1, round(1000 * seconds))
 
 
 def _priority(words: Wording, value: Any) -> int:

@@ -105,6 +105,7 @@ class Submitter:
             timeout_s=plan.timeout_s,
             isolation=plan.isolation,
             on_outage=plan.on_outage,
+            retry_on=plan.retry_on,
         )
         return Order(spec, plan, count)
 
@@ -133,6 +134,9 @@ class Submitter:
             priority=record.priority,
             on_outage=spec.on_outage,
             retries=int(message_options(record.spec).get("max_retries") or 0),
+            permit=record.permit,
+            rate=record.rate,
+            keep_ms=record.keep_ms,
         )
         again = replace(spec, extra={**spec.extra, "retry_of": record.id})
         return self.submit(Order(again, plan, record.count), client)[0]
@@ -157,7 +161,7 @@ class Submitter:
             owner=self._owner,
             priority=plan.priority,
             client=client,
-            delay_ms=plan.delay_ms,
+            delay_ms=plan.waits_ms(),
             prepare=spec.needs_preparation,
             on_outage=plan.on_outage,
             idempotency_key=plan.idempotency_key,
@@ -169,6 +173,7 @@ class Submitter:
             after_policy=plan.after_policy,
             permit=plan.permit,
             rate=plan.rate,
+            keep_ms=plan.keep_ms,
         )
 
 

@@ -33,13 +33,14 @@ class Outcome:
     """What the attempt came to, where the one who ran it says more than success or exception.
 
     verdict: a final state, or `released` with the way as its reason (returned, lost, unfit). `items`: how a chunk of an
-    array ended.
+    array ended. `kinds` are the classes of what the job raised.
     """
 
     verdict: str = ""
     reason: str = ""
     fields: dict[str, Arg] = field(default_factory=dict)
     items: ItemsEnding | None = None
+    kinds: tuple[str, ...] = ()
 
 
 class CapabilityMessage(MessageProxy):

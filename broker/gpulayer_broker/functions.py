@@ -36,7 +36,8 @@ class Submission:
     """A job as it enters the queue, an array of `count` calls if that is not 0.
 
     `client` is told when it ends; `digest` is compared under one idempotency key; `after` are jobs that have to end
-    first (`after_policy` succeeded or ended); `permit` is `key=limit`, `rate` is `key=limit/window_ms`.
+    first (`after_policy` succeeded or ended); `permit` is `key=limit`, `rate` is `key=limit/window_ms`; `keep_ms` is
+    how long its result is kept, 0 for the namespace's own time.
     """
 
     id: str
@@ -59,9 +60,10 @@ class Submission:
     after_policy: str = "succeeded"
     permit: str = ""
     rate: str = ""
+    keep_ms: int = 0
 
     def block(self) -> tuple[Arg, ...]:
-        """The twenty values of a submit block (lua/h_queueing.lua)."""
+        """The twenty-one values of a submit block (lua/h_queueing.lua)."""
         return (
             self.id,
             self.signature,
@@ -83,6 +85,7 @@ class Submission:
             self.after_policy if self.after else "",
             self.permit,
             self.rate,
+            self.keep_ms,
         )
 
 

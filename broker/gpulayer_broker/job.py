@@ -120,6 +120,10 @@ class JobRecord:
     options: bytes
     spec: bytes
     count: int = 0
+    after: tuple[str, ...] = ()
+    permit: str = ""
+    rate: str = ""
+    keep_ms: int = 0
 
     @property
     def is_array(self) -> bool:
@@ -177,6 +181,11 @@ RECORD_FIELDS = (
     "options",
     "spec",
     "count",
+    "after",
+    "permit",
+    "rate",
+    "rated",
+    "keep_ms",
 )
 
 
@@ -229,4 +238,8 @@ def decode_record(job_id: str, values: Mapping[str, bytes | None]) -> JobRecord 
         options=values.get("options") or b"",
         spec=values.get("spec") or b"",
         count=number("count"),
+        after=tuple(filter(None, text("after").split(","))),
+        permit=text("permit"),
+        rate=text("rate") or text("rated"),
+        keep_ms=number("keep_ms"),
     )

@@ -87,7 +87,12 @@ TABLE = (
     KeyKind("open", "hash", "waiting", "logical queue → jobs that are not final"),
     KeyKind("jobs:<state>", "zset", "job", "job → age, a page at a time"),
     KeyKind("jobs:final", "zset", "job", "job → when it ended: what purge walks"),
-    KeyKind("expiring", "zset", "job", "message of a Dramatiq app → when its record goes"),
+    KeyKind(
+        "expiring",
+        "zset",
+        "job",
+        "when a Dramatiq message's record goes, or the result of a job that said so",
+    ),
     KeyKind("barrier:<id>", "hash", "ttl", "a group of messages: how many children, which have succeeded"),
     KeyKind("idem:<key…>", "string", "job", "idempotency key → job and digest of the request"),
     KeyKind("dead:<queue>", "zset", "job", "failed jobs of a logical queue"),

@@ -61,7 +61,8 @@ class FunctionCall:
 
 @dataclass(frozen=True)
 class Spec:
-    """One job. `source` and `inputs` are digests of manifests; `outputs` are globs below the job's folder."""
+    """One job. `source` and `inputs` are digests of manifests; `outputs` are globs below the job's folder;
+    `retry_on` are the failures that another try may mend (all where it is empty), as `failures.py` names them."""
 
     kind: str
     name: str = ""
@@ -75,6 +76,7 @@ class Spec:
     timeout_s: float | None = None
     isolation: str = "fresh"
     on_outage: str = ""
+    retry_on: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -140,6 +142,7 @@ def decode_job(raw: Mapping[str, Any]) -> Spec:
             timeout_s=None if raw.get("timeout_s") is None else float(raw["timeout_s"]),
             isolation=str(raw.get("isolation", "fresh")),
             on_outage=str(raw.get("on_outage", "")),
+            retry_on=tuple(map(str, raw.get("retry_on", ()))),
             extra={key: value for key, value in raw.items() if key not in _KNOWN},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -179,6 +182,7 @@ _KNOWN = frozenset(
         "timeout_s",
         "isolation",
         "on_outage",
+        "retry_on",
     }
 )
 _KINDS = ("command", "function")
@@ -206,6 +210,7 @@ def _plain(spec: Spec) -> dict[str, Any]:
         "outputs": list(spec.outputs),
         "env": dict(spec.env),
         "on_outage": spec.on_outage,
+        "retry_on": list(spec.retry_on),
     }
     plain.update({key: value for key, value in optional.items() if value})
     if spec.timeout_s is not None:

@@ -75,6 +75,20 @@ RateLimit: TypeAlias = Annotated[
     str | None,
     typer.Option("--rate-limit", metavar="N/TIME", help="How many jobs of the key begin, as 100/1m."),
 ]
+RetryOn: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--retry-on",
+        metavar="WHAT",
+        help="Retry only this: an exit code, an exception, oom, timeout, signal.",
+    ),
+]
+Eta: TypeAlias = Annotated[
+    str | None, typer.Option("--eta", metavar="TIME", help="Begin no sooner than then: 2027-01-31T08:00.")
+]
+ResultTtl: TypeAlias = Annotated[
+    str | None, typer.Option("--result-ttl", metavar="TIME", help="How long the result is kept (7d).")
+]
 Delay: TypeAlias = Annotated[
     str | None, typer.Option("--delay", metavar="TIME", help="Begin no sooner than that, such as 10m.")
 ]

@@ -11,8 +11,9 @@ import dramatiq
 from dramatiq.middleware import CurrentMessage
 
 from gpulayer_broker.broker import CapabilityBroker
-from gpulayer_broker.consumer import CapabilityMessage, Outcome
+from gpulayer_broker.consumer import CapabilityMessage, Outcome, loads
 from gpulayer_broker.errors import GpulayerError
+from gpulayer_broker.failures import is_one_of
 from gpulayer_broker.requirements import DEFAULT_QUEUE
 from gpulayer_broker.spec import ACTOR
 from gpulayer_worker.outcomes import failed
@@ -28,7 +29,7 @@ class Unsuccessful(Exception):
 
 
 class Final(Exception):
-    """The attempt ended in a way that no retry follows: cancelled, handed back, or no longer this worker's."""
+    """No retry follows: the attempt was cancelled, handed back, no longer this worker's, or no retry was asked for."""
 
 
 def declare(broker: CapabilityBroker, shop: Workshop) -> None:
@@ -51,7 +52,21 @@ def declare(broker: CapabilityBroker, shop: Workshop) -> None:
         if message.outcome.verdict in ("cancelled", "released"):
             raise Final(message.outcome.verdict)
         if message.outcome.verdict != "succeeded":
-            raise Unsuccessful(message.outcome.reason)
+            error = Unsuccessful if may_be_mended(message.outcome, arguments) else Final
+            raise error(message.outcome.reason)
+
+
+def may_be_mended(outcome: Outcome, arguments: dict[str, object]) -> bool:
+    """Whether it failed in one of the ways that the job wants to be tried again after."""
+    job = arguments.get("job")
+    names = job.get("retry_on") if isinstance(job, dict) else None
+    code = _told(outcome).get("exit_code")
+    return is_one_of(names or (), outcome.reason, code if isinstance(code, int) else None, outcome.kinds)
+
+
+def _told(outcome: Outcome) -> dict[str, object]:
+    error = outcome.fields.get("error")
+    return loads(error) if isinstance(error, bytes) else {}
 
 
 def _outcome(shop: Workshop, message: CapabilityMessage, arguments: dict[str, object]) -> Outcome:

@@ -86,7 +86,9 @@ def report_outcome(report: Report, store: BlobStore) -> Outcome:
         more["pickle"] = base64.b85encode(report.read_payload()).decode()
     kind = str(header.get("type", "Error"))
     reason = END_REASONS.get(kind, "user_error")
-    return failed(reason, kind, str(header.get("message", "")), str(header.get("traceback", "")), **more)
+    outcome = failed(reason, kind, str(header.get("message", "")), str(header.get("traceback", "")), **more)
+    outcome.kinds = tuple(map(str, header.get("kinds", ())))
+    return outcome
 
 
 def _result(kind: str, data: bytes, file: str | None, store: BlobStore) -> Outcome:

@@ -2,7 +2,7 @@
 
 local FIELDS = {'state', 'phase', 'token', 'sig', 'owner', 'prio', 'queue', 'worker', 'node', 'lots', 'entry', 'attempt', 'client',
                 'cancel', 'losses', 'seq', 'idem', 'ranks', 'ended_token', 'started_ms', 'on_outage', 'count', 'parent', 'from',
-                'to', 'after', 'policy', 'permit', 'rate', 'kind'}
+                'to', 'after', 'policy', 'permit', 'rate', 'kind', 'keep_ms'}
 
 -- the fields of a job that transitions need; nil where there is no such job
 function H.load(P, id)
@@ -70,7 +70,8 @@ function H.finish(P, j, state, reason, fields, now)
   redis.call('ZREM', P .. 'delayed', j.id)
   H.index(P, j.id, from, state, j.seq)
   redis.call('ZADD', P .. 'jobs:final', now, j.id)
-  if j.kind == 'message' then H.expire(P, j, state, fields, now) end
+  if j.kind == 'message' then H.expire(P, j, state, fields, now)
+  elseif j.keep_ms ~= '' then redis.call('ZADD', P .. 'expiring', now + j.keep_ms, j.id) end
   H.leave_queue(P, j)
   H.leave_gates(P, j, now)
   if state == 'failed' then redis.call('ZADD', P .. 'dead:' .. j.queue, now, j.id) end

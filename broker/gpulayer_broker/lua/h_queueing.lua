@@ -1,16 +1,16 @@
--- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is twenty values:
+-- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is twenty-one values:
 -- id, sig, owner, prio, queue, client, delay_ms, prepare, on_outage, idem, digest, kind, name, options, spec, count (calls that an
 -- array stands for, 0 for a plain job), after (ids, comma between), policy ('succeeded' or 'ended'), permit (`key=limit`), rate
--- (`key=limit/window_ms`)
+-- (`key=limit/window_ms`), keep_ms (how long its result is kept, 0 for the namespace's own time)
 
-H.BLOCK = 20
+H.BLOCK = 21
 
 function H.block(A, i)
   return {id = A[i], sig = A[i + 1], owner = A[i + 2], prio = A[i + 3], queue = A[i + 4], client = A[i + 5], delay = tonumber(A[i + 6]),
           prepare = A[i + 7], on_outage = A[i + 8],
           idem = A[i + 9] ~= '' and A[i + 2] .. '/' .. A[i + 9] or '', digest = A[i + 10], kind = A[i + 11], name = A[i + 12],
           options = A[i + 13], spec = A[i + 14], count = tonumber(A[i + 15]), after = A[i + 16],
-          policy = A[i + 17], permit = A[i + 18], rate = A[i + 19]}
+          policy = A[i + 17], permit = A[i + 18], rate = A[i + 19], keep = tonumber(A[i + 20] or '0')}
 end
 
 -- names become parts of keys, and a priority outside 0 to 4 would never be claimed: whatever sends it, it is refused
@@ -24,6 +24,7 @@ function H.wrong(b)
   if b.rate ~= '' and not string.find(b.rate, '^[^%s:]+=[1-9]%d*/[1-9]%d*$') then return H.refuse('submit', 'rate ' .. b.rate) end
   if b.policy ~= '' and b.policy ~= 'succeeded' and b.policy ~= 'ended' then return H.refuse('submit', 'policy ' .. b.policy) end
   if string.find(b.id, '/', 1, true) then return H.refuse('submit', 'id holds a slash') end
+  if not b.keep or b.keep < 0 or b.keep ~= b.keep then return H.refuse('submit', 'keep') end
   if not b.delay or b.delay < 0 or b.delay ~= b.delay then return H.refuse('submit', 'delay') end
   return nil
 end
@@ -62,6 +63,7 @@ function H.create(P, b, g, now)
              'kind', b.kind, 'name', b.name, 'options', b.options, 'prepare', b.prepare, 'attempt', 0, 'seq', seq, 'created_ms', now,
              'state', 'queued')
   local rare = b.count > 0 and {'count', b.count} or {}
+  if b.keep > 0 then rare[#rare + 1] = 'keep_ms'; rare[#rare + 1] = b.keep end
   if b.client ~= '' then rare[#rare + 1] = 'client'; rare[#rare + 1] = b.client end
   if b.on_outage ~= '' then rare[#rare + 1] = 'on_outage'; rare[#rare + 1] = b.on_outage end
   if b.idem ~= '' then

@@ -50,6 +50,13 @@ function H.fade(P, id)
   redis.call('DEL', P .. 'pages:' .. id)
 end
 
+-- a message's time is its record's, another job's is its result's
+function H.expired(P, id)
+  if redis.call('HGET', H.job(P, id), 'kind') == 'message' then return H.purge(P, id) end
+  redis.call('ZREM', P .. 'expiring', id)
+  H.fade(P, id)
+end
+
 -- all keys of a finished job
 function H.purge(P, id)
   local j = H.load(P, id)

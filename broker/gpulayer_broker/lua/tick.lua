@@ -74,7 +74,7 @@ local function purge(P, now, retention, results, out)
   local old = redis.call('ZRANGEBYSCORE', P .. 'jobs:final', '-inf', now - retention, 'LIMIT', 0, BATCH)
   for _, id in ipairs(old) do H.purge(P, id) end
   local expired = redis.call('ZRANGEBYSCORE', P .. 'expiring', '-inf', now, 'LIMIT', 0, BATCH)
-  for _, id in ipairs(expired) do H.purge(P, id) end
+  for _, id in ipairs(expired) do H.expired(P, id) end
   local mark = redis.call('HGET', P .. 'clock', 'results_ms') or '0'
   local faded = redis.call('ZRANGEBYSCORE', P .. 'jobs:final', '(' .. mark, now - results, 'WITHSCORES', 'LIMIT', 0, BATCH)
   for i = 1, #faded, 2 do

@@ -23,6 +23,8 @@ LENGTH = struct.Struct("!I")
 INLINE_BYTES = 32 * 1024
 MESSAGE_CHARS = 4 * 1024
 TRACEBACK_CHARS = 12 * 1024
+KIND_CHARS = 400
+MOST_KINDS = 32
 EXACT_INTEGER = 2**53
 JSON_DEPTH = 50
 FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -150,9 +152,16 @@ def describe(error: BaseException) -> dict[str, Any]:
         "ok": False,
         "type": str(kind.__qualname__)[:200],
         "module": str(kind.__module__)[:200],
+        "kinds": _kinds(kind),
         "message": _text(error),
         "traceback": _traceback(error),
     }
+
+
+def _kinds(kind: type) -> list[str]:
+    """The class and those that it derives from, with their modules, as far as they tell anything."""
+    classes = [each for each in kind.__mro__ if each not in (BaseException, object)]
+    return [f"{each.__module__}.{each.__qualname__}"[:KIND_CHARS] for each in classes[:MOST_KINDS]]
 
 
 def _text(error: BaseException) -> str:
