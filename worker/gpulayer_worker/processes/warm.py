@@ -263,12 +263,13 @@ class WarmProcess:
 
     def _read_answers(self, batch: Batch, end: BatchEnd, on_answer: Callable[[Answer], None]) -> None:
         many = len(batch.items) > MANY_ITEMS
-        item_until_s = None if batch.timeout_s is None else time.monotonic() + batch.timeout_s
+        item_until_s = None
         while not end.finished:
-            before = end.answered
+            begun, before = end.begun, end.answered
             if not self._look(item_until_s, end, on_answer):
                 return
-            if batch.timeout_s is not None and end.answered > before:
+            # An item's time begins with it: how long the process took to start does not count.
+            if batch.timeout_s is not None and (end.begun, end.answered) != (begun, before):
                 item_until_s = time.monotonic() + batch.timeout_s
             elif item_until_s is not None and time.monotonic() >= item_until_s and not end.finished:
                 end.timed_out, item_until_s = True, None
