@@ -83,23 +83,21 @@ def test_a_block_outlasts_the_socket_timeout(valkey: Endpoint, root: str) -> Non
 
 
 def test_a_half_open_connection_ends_within_the_socket_timeout() -> None:
-    with scripted_server(SILENCE) as link:
+    with scripted_server(SILENCE, socket_timeout_s=2 * PATIENCE_S) as link:
         started = time.monotonic()
         with pytest.raises(NoAnswer) as raised:
             link.call("PING", timeout_s=0.3)
 
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < PATIENCE_S
         assert raised.value.sent
 
 
 def test_a_peer_that_never_greets_ends_within_the_socket_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         link = Link(Endpoint(host="127.0.0.1", port=listener.getsockname()[1]), socket_timeout_s=0.3)
-        started = time.monotonic()
         with pytest.raises(NoAnswer) as raised:
             link.call("PING")
 
-    assert time.monotonic() - started < 1.5
     assert not raised.value.sent
 
 
@@ -131,10 +129,11 @@ def test_an_exception_in_mid_exchange_drops_the_socket(valkey: Endpoint, root: s
 
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with Link(valkey) as link:
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with Link(valkey) as link, ThreadPoolExecutor(1) as pool:
+            blocked = f"id={link.call('CLIENT', 'ID')} "
+            pool.submit(interrupt_in_blpop, valkey, blocked)
             with pytest.raises(KeyboardInterrupt):
-                link.block("BLPOP", root + "list", 1, timeout_s=1)
+                link.block("BLPOP", root + "list", 2 * PATIENCE_S, timeout_s=2 * PATIENCE_S)
 
             assert link.call("ECHO", "mine") == b"mine"
             assert link.connects == 2
@@ -142,41 +141,49 @@ def test_an_exception_in_mid_exchange_drops_the_socket(valkey: Endpoint, root: s
         signal.signal(signal.SIGALRM, previous)
 
 
-def test_threads_share_a_link_without_mixing_replies(link: Link) -> None:
+def interrupt_in_blpop(valkey: Endpoint, client: str) -> None:
+    """A signal to this process when that client's call has reached the server."""
+    with Link(valkey) as link:
+        wait_until(lambda: is_in_blpop(link, client), PATIENCE_S, "the server has the call")
+    os.kill(os.getpid(), signal.SIGALRM)
+
+
+def is_in_blpop(link: Link, client: str) -> bool:
+    clients = link.call("CLIENT", "LIST").decode().splitlines()
+    return any(each.startswith(client) and "cmd=blpop" in each for each in clients)
+
+
+def test_threads_share_a_link_without_mixing_replies(valkey: Endpoint) -> None:
     def echo(number: int) -> bool:
         return bool(link.call("ECHO", f"{number}") == f"{number}".encode())
 
-    with ThreadPoolExecutor(8) as pool:
+    with Link(valkey, socket_timeout_s=PATIENCE_S) as link, ThreadPoolExecutor(8) as pool:
         assert all(pool.map(echo, range(2_000)))
-    assert link.connects == 1
+        assert link.connects == 1
 
 
 def test_a_thread_does_not_wait_for_anothers_block_past_its_own_limit(valkey: Endpoint, root: str) -> None:
     with Link(valkey, socket_timeout_s=5) as link:
         link.call("PING")
-        blocked = threading.Thread(
-            target=link.block, args=("BLPOP", root + "list", 2), kwargs={"timeout_s": 2}
-        )
-        blocked.start()
-        wait_until(link._lock.locked, PATIENCE_S, "the other thread holds the link")
+        with ThreadPoolExecutor(1) as pool, Link(valkey) as other:
+            pool.submit(link.block, "BLPOP", root + "list", PATIENCE_S, timeout_s=PATIENCE_S)
+            wait_until(link._lock.locked, PATIENCE_S, "the other thread holds the link")
 
-        with pytest.raises(QueueUnreachable, match="another thread"):
-            link.call("PING", timeout_s=0.1)
-        blocked.join()
+            with pytest.raises(QueueUnreachable, match="another thread"):
+                link.call("PING", timeout_s=0.1)
+            other.call("RPUSH", root + "list", "end")
 
 
 def test_close_ends_a_block_of_another_thread(valkey: Endpoint, root: str) -> None:
     link = Link(valkey)
     link.call("PING")
     with ThreadPoolExecutor(1) as pool:
-        blocked = pool.submit(link.block, "BLPOP", root + "list", 30, timeout_s=30)
+        blocked = pool.submit(link.block, "BLPOP", root + "list", 2 * PATIENCE_S, timeout_s=2 * PATIENCE_S)
         wait_until(link._lock.locked, PATIENCE_S, "the other thread holds the link")
-        started = time.monotonic()
         link.close()
 
         with pytest.raises(QueueUnreachable):
             blocked.result(PATIENCE_S)
-    assert time.monotonic() - started < 2
     with pytest.raises(QueueUnreachable, match="closed"):
         link.call("PING")
 
@@ -222,7 +229,7 @@ def test_an_idempotent_call_outlives_a_restart(queue_server: StartServer) -> Non
     server = queue_server()
     with connect(server.endpoint) as link, ThreadPoolExecutor(1) as pool:
         server.kill()
-        pending = pool.submit(link.call_idempotent, "SET", "a", "1", deadline_s=20)
+        pending = pool.submit(link.call_idempotent, "SET", "a", "1", deadline_s=PATIENCE_S)
         server.start()
 
         assert pending.result(PATIENCE_S) == b"OK"
@@ -234,16 +241,16 @@ def test_an_idempotent_call_gives_up_at_its_deadline() -> None:
         with pytest.raises(QueueUnreachable):
             link.call_idempotent("PING", deadline_s=1)
 
-        assert 0.9 < time.monotonic() - started < 3
+        assert 0.9 < time.monotonic() - started < PATIENCE_S
         assert link.connects > 1
 
 
 def test_an_idempotent_call_raises_other_errors_at_once(link: Link) -> None:
     started = time.monotonic()
     with pytest.raises(ReplyError):
-        link.call_idempotent("NOSUCH", deadline_s=10)
+        link.call_idempotent("NOSUCH", deadline_s=2 * PATIENCE_S)
 
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < PATIENCE_S
 
 
 def test_a_full_server_is_told_as_out_of_memory(queue_server: StartServer) -> None:
@@ -407,4 +414,4 @@ threads = [threading.Thread(target=call) for _ in range(16)]
 sys.exit(repr(failures) if failures else 0)
 """
     for _ in range(3):
-        subprocess.run([sys.executable, "-c", script, valkey.url], check=True, timeout=30)
+        subprocess.run([sys.executable, "-c", script, valkey.url], check=True, timeout=PATIENCE_S)

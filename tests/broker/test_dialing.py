@@ -50,7 +50,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
         ["openssl", "req", *kind.split(), "-addext", "subjectAltName=DNS:localhost", *out],
         check=True,
         capture_output=True,
-        timeout=30,
+        timeout=PATIENCE_S,
     )
     return paths
 

@@ -184,7 +184,7 @@ def test_a_damaged_file_is_refused_with_its_name_and_the_command_that_mends_it(f
     assert not is_held(folders.server_lock)
 
     mend = str(raised.value).partition("there by: ")[2]
-    subprocess.run(mend, shell=True, input=b"y\n", check=True, capture_output=True, timeout=30)
+    subprocess.run(mend, shell=True, input=b"y\n", check=True, capture_output=True, timeout=PATIENCE_S)
     with start(folders) as link:
         assert 0 < link.call("DBSIZE") < 100
 

@@ -65,7 +65,7 @@ def test_a_wait_for_a_result_ends_after_its_timeout(add: dramatiq.Actor[[int, in
 
     with pytest.raises(ResultTimeout):
         message.get_result(block=True, timeout=300)
-    assert 0.25 <= time.monotonic() - start_s <= 3
+    assert time.monotonic() - start_s >= 0.25
 
 
 def test_an_exception_is_raised_where_the_result_is_read(broker: CapabilityBroker, start: Start) -> None:
@@ -110,8 +110,8 @@ def test_waiting_for_an_actor_that_keeps_no_results_ends_at_once(
     start()
     message, start_s = silent.send(), time.monotonic()
     with pytest.raises(ResultTimeout):
-        message.get_result(block=True, timeout=PATIENCE_MS)
-    assert time.monotonic() - start_s < 10
+        message.get_result(block=True, timeout=2 * PATIENCE_MS)
+    assert time.monotonic() - start_s < PATIENCE_S
 
 
 def test_a_result_is_gone_after_its_lifetime(broker: CapabilityBroker, start: Start) -> None:

@@ -36,7 +36,7 @@ def private_set_up(
 def gpulayer(*words: str) -> subprocess.CompletedProcess[str]:
     """The command as a user types it."""
     command = [str(Path(sys.executable).parent / "gpulayer"), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @gl.remote

@@ -84,7 +84,7 @@ def test_a_second_worker_of_the_same_name_is_refused_with_one_line(desk: Desk, h
 
 def test_a_queue_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gpulayer_worker", "--redis", f"unix://{tmp_path}/none.sock"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ended.returncode == 69
     lines = ended.stderr.splitlines()
     assert len(lines) == 1, ended.stderr
