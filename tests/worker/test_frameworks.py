@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +31,8 @@ MakePython = Callable[[], Path]
 
 
 @pytest.fixture(scope="session")
-def old_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pythons.with_old_numpy(tmp_path_factory.mktemp("pythons") / "old")
+def old_python() -> Path:
+    return pythons.with_old_numpy()
 
 
 @pytest.fixture
@@ -226,6 +227,23 @@ def test_a_job_goes_to_the_worker_whose_python_satisfies_it(desk: Desk, hire: Hi
         job = desk.function(square_sum)
         assert desk.final(job).state == "succeeded", desk.error(job)
         assert (desk.value(job)[0] == pythons.OLD_NUMPY) is expected
+
+
+def test_jobs_run_in_an_older_python_of_another_kind_without_gpulayer(desk: Desk, hire: Hire) -> None:
+    pypy = shutil.which("pypy3")
+    if pypy is None:
+        pytest.skip("needs pypy3: make test-deps")
+    hire("", "--python", pypy)
+
+    job = desk.function(divmod, 7, 2)
+    assert desk.final(job).state == "succeeded", desk.error(job)
+    assert desk.value(job) == (3, 1)
+    command = desk.command(pypy, "-c", "import gpulayer, platform; print(platform.python_implementation())")
+    desk.final(command)
+    assert desk.whole_log(command) == b"PyPy\n"
+    refused = desk.function(square_sum)
+    assert desk.final(refused).state == "failed"
+    assert f"Python {platform.python_version()}" in desk.error(refused)["message"]
 
 
 def test_a_worker_with_a_python_that_is_not_there_says_so_and_ends(hire: Hire) -> None:

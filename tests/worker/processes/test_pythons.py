@@ -21,10 +21,11 @@ from tests.support import PATIENCE_S
 from .bench import Bench, error, pickled, value
 
 VERSIONS = ["3.8", "3.9", "3.10", "3.12", "3.13"]
+PYPY = "pypy3"
 
 
 def find_python(version: str) -> str | None:
-    """A Python of that version, on the path or from pyenv, that runs and lacks cloudpickle."""
+    """A Python of that version that runs, on the path or from pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"{version}.*/bin/python"))]
     for python in filter(None, candidates):
@@ -34,11 +35,15 @@ def find_python(version: str) -> str | None:
     return None
 
 
-@pytest.fixture(params=VERSIONS)
+# Those of CPython that are here; and the one that every Debian has, another implementation, of an older version.
+PYTHONS = {version: python for version in VERSIONS if (python := find_python(version))}
+
+
+@pytest.fixture(params=[*PYTHONS, PYPY])
 def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    python = find_python(request.param)
+    python = shutil.which(PYPY) if request.param == PYPY else PYTHONS[request.param]
     if python is None:
-        pytest.skip(f"needs Python {request.param}")
+        pytest.skip("needs pypy3: make test-deps")
     server = ForkServer(python, {}, fallback_path=fallback_folders(tmp_path / "state"))
     yield Bench(tmp_path, server)
     server.close()

@@ -32,7 +32,8 @@ def load(names: list[str]) -> tuple[list[str], dict[str, str]]:
         except BaseException as error:  # noqa: BLE001 - a broken package is the job's to meet
             failed[name] = f"{type(error).__name__}: {error}"
     gc.collect()
-    gc.freeze()
+    if hasattr(gc, "freeze"):  # CPython alone keeps what it collects beside the objects
+        gc.freeze()
     return imported, failed
 
 
