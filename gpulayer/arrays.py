@@ -169,6 +169,10 @@ class ArrayResult(MapResult[R]):
     def jobs(self) -> list[Job[R]]:
         return [part.job for part in self._parts]
 
+    @property
+    def ids(self) -> list[str]:
+        return [part.job.id for part in self._parts]
+
     def cancel(self) -> int:
         left = sum(part.count - len(part.order) for part in self._parts if not part.over)
         asked = self._client._cancel_many([part.job.id for part in self._parts if not part.over])

@@ -6,7 +6,6 @@ the end of a `with` or by `close`. `default_client` is the one that `gl.remote` 
 
 from __future__ import annotations
 
-import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,11 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
+from gpulayer.commands import command_spec
+from gpulayer.groups import is_group, members, refuse_group
 from gpulayer.handle import Job
-from gpulayer.options import FRESH, KNOWN, WARM, JobOptions, Plan, plan_of, refuse_unknown
+from gpulayer.options import KNOWN, WARM, JobOptions, Plan, plan_of, refuse_unknown
 from gpulayer.payload import PackedFunction, pack_function
 from gpulayer.session import Session
-from gpulayer.submitting import ARRAY_ITEMS, BATCH, Arguments, Order, Submitter
+from gpulayer.submitting import ARRAY_ITEMS, BATCH, Arguments, Order, Submitter, as_group
 from gpulayer.targets import Target, resolve_target
 from gpulayer.waiter import Waiter
 from gpulayer_broker import functions
@@ -30,7 +31,7 @@ from gpulayer_broker.spec import Spec
 
 if TYPE_CHECKING:
     from gpulayer.explaining import Explanation
-    from gpulayer.mapping import MapResult
+    from gpulayer.mapping import Manner, MapResult
     from gpulayer_broker.workers import WorkerRecord
 
 R = TypeVar("R")
@@ -194,7 +195,9 @@ class Client:
         self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan, most: int = BATCH
     ) -> Iterator[list[Job[Any]]]:
         """Submits many calls as jobs, a batch each time that the next is asked for."""
-        orders = self._submitter.function_orders(packed, calls, plan)
+        return self._submit_all(self._submitter.function_orders(packed, calls, plan), most)
+
+    def _submit_all(self, orders: Iterable[Order], most: int = BATCH) -> Iterator[list[Job[Any]]]:
         for ids in self._submitter.submit_many(orders, lambda: self._waiter.client, most):
             yield [Job(self, job_id, self._waiter.slot(job_id, submitted=True)) for job_id in ids]
 
@@ -205,6 +208,14 @@ class Client:
         for order in self._submitter.array_orders(packed, calls, plan, most):
             yield self.submit_order(order), order.count
 
+    def submit_group(self, orders: Iterable[Order], total: int, manner: Manner) -> MapResult[Any]:
+        """Submits jobs as a group, whose id leads to all of them (`results.ids`)."""
+        from gpulayer.mapping import JobsResult, Window
+
+        group_id, members = as_group(orders, total)
+        batches = self._submit_all(members)
+        return JobsResult(self, batches, manner, sized=True, window=Window(1), group=group_id)
+
     def submit_map(
         self,
         packed: PackedFunction,
@@ -212,12 +223,13 @@ class Client:
         plan: Plan,
         *,
         sized: bool,
+        total: int | None = None,
         return_exceptions: bool = False,
         max_parallel: int | None = None,
         max_in_flight: int = 1000,
         progress: bool = True,
     ) -> MapResult[Any]:
-        """Submits the calls of a map: as arrays if they are warm, else as jobs of their own."""
+        """Submits the calls of a map: as arrays if they are warm, else as jobs of their own, a group of `total`."""
         from gpulayer.arrays import ArrayResult
         from gpulayer.mapping import JobsResult, Manner, Window
 
@@ -231,6 +243,8 @@ class Client:
         if plan.isolation == WARM and not plan.retries and max_parallel is None:
             arrays = self.submit_arrays(packed, calls, plan, ARRAY_ITEMS if sized else window.step)
             return ArrayResult(self, arrays, manner, sized=sized, window=window)
+        if sized and total:
+            return self.submit_group(self._submitter.function_orders(packed, calls, plan), total, manner)
         batches = self.submit_calls(packed, calls, plan, BATCH if sized else window.step)
         return JobsResult(self, batches, manner, sized=sized, window=window)
 
@@ -238,30 +252,33 @@ class Client:
 
     def get(self, job_id: str) -> Job[Any]:
         """The handle of a job that anybody submitted; JobNotFound if there is none."""
+        refuse_group(job_id)
         self._session.attempt(lambda queue: queue.record(job_id))
         return self.handle(job_id)
 
     def map_result(
         self, *job_ids: str, return_exceptions: bool = False, progress: bool = True
     ) -> MapResult[Any]:
-        """The results of a map, taken up again by the ids of its jobs (`[job.id for job in result.jobs]`).
+        """The results of a map, taken up again by its `ids`, or by those of its jobs.
 
-        >>> gl.Client().map_result("j_0123456789ab").results()
+        >>> gl.Client().map_result("g_0123456789ab").results()
         """
-        from gpulayer.arrays import ArrayResult
-        from gpulayer.mapping import JobsResult, Manner, Window
+        from gpulayer.taking_up import map_result
 
-        records = [self._session.attempt(partial(Queue.record, job_id=job_id)) for job_id in job_ids]
-        if not records:
-            raise UsageError("map_result takes the ids of a map's jobs")
-        manner = Manner(records[0].name or "map", return_exceptions, progress)
-        jobs = [self.handle(job_id) for job_id in job_ids]
-        counts = [record.count for record in records]
-        if all(counts):
-            return ArrayResult(self, zip(jobs, counts, strict=True), manner)
-        if any(counts):
-            raise UsageError("some of these jobs are maps and some are single calls: take them up apart")
-        return JobsResult(self, iter([jobs]), manner, sized=True, window=Window(1))
+        return map_result(self, job_ids, return_exceptions=return_exceptions, progress=progress)
+
+    def _records(self, job_ids: Sequence[str]) -> list[JobRecord]:
+        """The records of all these jobs; JobNotFound for one that is not kept."""
+        found: list[JobRecord] = []
+        for start in range(0, len(job_ids), PAGE):
+            page = job_ids[start : start + PAGE]
+            for job_id, record in zip(
+                page, self._session.attempt(partial(Queue.records, job_ids=page)), strict=True
+            ):
+                if record is None:
+                    raise JobNotFound(f"no job '{job_id}': gpulayer jobs lists them", value=job_id)
+                found.append(record)
+        return found
 
     def handle(self, job_id: str) -> Job[Any]:
         """The handle of a job that is known to exist."""
@@ -302,7 +319,9 @@ class Client:
         return str(json.loads(raw or b"{}").get("name") or worker_id)
 
     def cancel(self, job_id: str) -> bool:
-        """Asks for a job's end; False if it had ended already."""
+        """Asks for the end of a job, or of all jobs of a group; False if all had ended already."""
+        if is_group(job_id):
+            return self._cancel_many(self._session.attempt(lambda queue: members(queue, job_id))) > 0
         outcome, _ = self._session.attempt(lambda queue: queue.run(functions.cancel(job_id)))
         if outcome == "missing":
             raise JobNotFound(f"no job '{job_id}': gpulayer jobs lists them", value=job_id)
@@ -310,9 +329,20 @@ class Client:
 
     def retry(self, job_id: str) -> Job[Any]:
         """Submits what an ended job was again, as a new job."""
-        record = self._session.attempt(lambda queue: queue.record(job_id))
-        new_id = self._submitter.submit_again(record, self._waiter.client)
-        return Job(self, new_id, self._waiter.slot(new_id, submitted=True))
+        from gpulayer.again import orders_again
+
+        refuse_group(job_id)
+        (order,) = orders_again(self._session, self._records([job_id]))
+        return self.submit_order(order)
+
+    def retry_map(self, map_id: str, *, failed: bool = False) -> MapResult[Any]:
+        """Submits a map or a group again, by its id, as a new one: all of it, or what did not succeed.
+
+        >>> gl.Client().retry_map("g_0123456789ab", failed=True).results()
+        """
+        from gpulayer.taking_up import retry_map
+
+        return retry_map(self, map_id, failed=failed)
 
     def _cancel_many(self, job_ids: Sequence[str]) -> int:
         asked = 0
@@ -338,36 +368,9 @@ class Client:
         from gpulayer_broker.requirements import decode
         from gpulayer_broker.spec import decode as decode_spec
 
+        refuse_group(job_id)
         record = self._session.attempt(lambda queue: queue.record(job_id))
         return explain(decode(decode_spec(record.spec).requirements), self.workers())
-
-
-def command_spec(command: str | Sequence[str], plan: Plan) -> Spec:
-    """The spec of a command; UsageError for an empty one."""
-    argv = tuple(_split(command) if isinstance(command, str) else map(str, command))
-    if not argv or not argv[0].strip():
-        raise UsageError("the command is empty: give a program and its arguments")
-    if any("\0" in argument for argument in argv):
-        raise UsageError("an argument of the command holds a NUL byte, which no process can be given")
-    if plan.isolation != FRESH:
-        raise UsageError(f"isolation={plan.isolation!r} belongs to functions: a command has its own process")
-    return Spec(
-        kind="command",
-        name=plan.name or argv[0].rpartition("/")[2],
-        argv=argv,
-        requirements=plan.needs.canonical(),
-        env=plan.env,
-        timeout_s=plan.timeout_s,
-        on_outage=plan.on_outage,
-        retry_on=plan.retry_on,
-    )
-
-
-def _split(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError as error:
-        raise UsageError(f"the command cannot be split: {error}; give a list") from None
 
 
 _defaults: dict[str | None, Client] = {}

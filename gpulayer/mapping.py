@@ -93,6 +93,11 @@ class MapResult(ABC, Generic[R]):
     def jobs(self) -> list[Job[R]]:
         """The jobs of the calls: one for each, or an array for many; of an input without a length the open ones."""
 
+    @property
+    @abstractmethod
+    def ids(self) -> list[str]:
+        """What `gl.Client().map_result(*ids)` takes it up again by, in any process."""
+
     @abstractmethod
     def cancel(self) -> int:
         """Asks for the end of all calls that have not ended; how many those were."""
@@ -158,9 +163,17 @@ class JobsResult(MapResult[R]):
     """A map whose calls are jobs of their own."""
 
     def __init__(
-        self, client: Client, batches: Iterator[list[Job[R]]], manner: Manner, *, sized: bool, window: Window
+        self,
+        client: Client,
+        batches: Iterator[list[Job[R]]],
+        manner: Manner,
+        *,
+        sized: bool,
+        window: Window,
+        group: str = "",
     ) -> None:
         super().__init__(client, manner, sized=sized)
+        self._group = group
         self._batches = batches
         self._window = window
         self._known: list[Job[R]] = [job for batch in batches for job in batch] if sized else []
@@ -172,6 +185,10 @@ class JobsResult(MapResult[R]):
     @property
     def jobs(self) -> list[Job[R]]:
         return list(self._known) if self._sized else list(self._open)
+
+    @property
+    def ids(self) -> list[str]:
+        return [self._group] if self._group and self._known else [job.id for job in self.jobs]
 
     def cancel(self) -> int:
         return self._client._cancel_many([job.id for job in self.jobs])
@@ -185,6 +202,8 @@ class JobsResult(MapResult[R]):
         return self._read
 
     def _way_back(self) -> str:
+        if self._group:
+            return f"gl.Client().map_result('{self._group}') gives their results, gpulayer wait {self._group} waits"
         return "gpulayer jobs lists them, and reading this result again waits for them"
 
     def _in_order(self) -> Iterator[Callable[[], R]]:

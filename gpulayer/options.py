@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpulayer.handle import Job
     from gpulayer.mapping import MapResult
 
-# Jobs by handle or id, or all jobs of a map.
+# Jobs by handle or id, groups by id, or all jobs of a map.
 Predecessors: TypeAlias = "Job[Any] | MapResult[Any] | str | Iterable[Job[Any] | str]"
 # Exceptions, their names, exit codes and end reasons.
 Failures: TypeAlias = "type[BaseException] | str | int | Iterable[type[BaseException] | str | int]"
@@ -134,12 +134,12 @@ class Plan:
         """How long from now it may not begin."""
         return self.delay_ms if self.eta_s is None else max(0, math.ceil(1000 * (self.eta_s - time.time())))
 
-    def taking_turns(self, most: int) -> Plan:
+    def taking_turns(self, most: int, name: str = "max_parallel") -> Plan:
         """The same for the jobs of one map, of which so many run at once."""
         words = Wording(False)
         if self.permit:
-            raise words.error("max_parallel", most, "the concurrency_key already says how many run at once")
-        return replace(self, permit=_permit(words, f"map-{secrets.token_hex(8)}", most, "max_parallel"))
+            raise words.error(name, most, "the concurrency_key already says how many run at once")
+        return replace(self, permit=_permit(words, f"map-{secrets.token_hex(8)}", most, name))
 
     def on_python(self, minor: str) -> Plan:
         """The same on a Python of this minor version, where the user asked for none."""
@@ -287,7 +287,7 @@ def _after(words: Wording, value: Any) -> tuple[str, ...]:
     for each in several:
         job_id = getattr(each, "id", each)
         if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
-            raise words.error("after", each, "give jobs, their ids, or the result of a map")
+            raise words.error("after", each, "give jobs, ids of jobs or groups, or the result of a map")
         found[job_id] = None
     return tuple(found)
 

@@ -100,7 +100,12 @@ class RemoteFunction(Generic[P, R]):
         """
         calls: Iterator[Arguments] = (((x,), {}) for x in xs)
         return self._mapped(
-            calls, isinstance(xs, Sized), return_exceptions, max_parallel, max_in_flight, progress
+            calls,
+            len(xs) if isinstance(xs, Sized) else None,
+            return_exceptions,
+            max_parallel,
+            max_in_flight,
+            progress,
         )
 
     @overload
@@ -140,13 +145,18 @@ class RemoteFunction(Generic[P, R]):
         """
         calls: Iterator[Arguments] = ((tuple(x), {}) for x in xs)
         return self._mapped(
-            calls, isinstance(xs, Sized), return_exceptions, max_parallel, max_in_flight, progress
+            calls,
+            len(xs) if isinstance(xs, Sized) else None,
+            return_exceptions,
+            max_parallel,
+            max_in_flight,
+            progress,
         )
 
     def _mapped(
         self,
         calls: Iterator[Arguments],
-        sized: bool,
+        total: int | None,
         return_exceptions: bool,
         max_parallel: int | None,
         max_in_flight: int,
@@ -156,7 +166,8 @@ class RemoteFunction(Generic[P, R]):
             self._packed(),
             calls,
             self._plan,
-            sized=sized,
+            sized=total is not None,
+            total=total,
             return_exceptions=return_exceptions,
             max_parallel=max_parallel,
             max_in_flight=max_in_flight,

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Any
 
+from gpulayer.groups import SIZE, is_group, member_id, members, new_group_id
 from gpulayer.options import Plan
 from gpulayer.payload import (
     Courier,
@@ -25,14 +26,12 @@ from gpulayer.payload import (
     pack_many,
 )
 from gpulayer.session import Session
-from gpulayer_broker import requirements
-from gpulayer_broker.errors import BlobMissing, UsageError
 from gpulayer_broker.functions import Submission
 from gpulayer_broker.items import pack_items
-from gpulayer_broker.job import JobRecord, new_job_id
+from gpulayer_broker.job import new_job_id
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
-from gpulayer_broker.spec import Payload, Spec, decode, encode, message_options, request_digest
+from gpulayer_broker.spec import Payload, Spec, encode, request_digest
 
 BATCH = 500
 BATCH_BYTES = 4 * 1024 * 1024
@@ -46,11 +45,23 @@ Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be submitted, and how; `count` calls in one record if that is not 0."""
+    """What is to be submitted, and how; `count` calls in one record if that is not 0. `id` is drawn if it is empty."""
 
     spec: Spec
     plan: Plan
     count: int = 0
+    id: str = ""
+
+
+def as_group(orders: Iterable[Order], total: int) -> tuple[str, Iterator[Order]]:
+    """(the group's id, the orders as its members)."""
+    group_id = new_group_id()
+    return group_id, (_as_member(order, group_id, n, total) for n, order in enumerate(orders, 1))
+
+
+def _as_member(order: Order, group_id: str, number: int, total: int) -> Order:
+    spec = replace(order.spec, extra={**order.spec.extra, SIZE: total})
+    return replace(order, spec=spec, id=member_id(group_id, number))
 
 
 def owner() -> str:
@@ -69,17 +80,18 @@ class Submitter:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._courier = Courier(session)
+        self.courier = Courier(session)
         self._owner = owner()
+        self._members: dict[str, list[str]] = {}
 
     def function_orders(
         self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan
     ) -> Iterator[Order]:
         """An order for each call of one function, which is sent once."""
-        function, coded = self._courier.function(packed), plan.on_python(minor_version())
+        function, coded = self.courier.function(packed), plan.on_python(minor_version())
         for args, kwargs in calls:
             data = pack_arguments(packed.label, args, kwargs)
-            arguments = self._courier.arguments(data, packed.label)
+            arguments = self.courier.arguments(data, packed.label)
             placed = coded if packed.holds_code or holds_code(data) else plan
             yield self._order(packed, function, arguments, placed)
 
@@ -87,9 +99,9 @@ class Submitter:
         self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan, most: int = ARRAY_ITEMS
     ) -> Iterator[Order]:
         """An order for each array of at most so many calls, and of a size that a worker fetches in a moment."""
-        function, coded = self._courier.function(packed), plan.on_python(minor_version())
+        function, coded = self.courier.function(packed), plan.on_python(minor_version())
         for items in _item_batches(packed.label, iter(calls), most):
-            arguments = self._courier.items(pack_items(items), packed.label)
+            arguments = self.courier.items(pack_items(items), packed.label)
             placed = coded if packed.holds_code or any(map(holds_code, items)) else plan
             yield self._order(packed, function, arguments, placed, len(items))
 
@@ -99,7 +111,7 @@ class Submitter:
         spec = Spec(
             kind="function",
             name=plan.name or packed.label,
-            call=self._courier.call(packed, function, arguments),
+            call=self.courier.call(packed, function, arguments),
             requirements=plan.needs.canonical(),
             env=plan.env,
             timeout_s=plan.timeout_s,
@@ -115,32 +127,6 @@ class Submitter:
         job_id = self._session.attempt(lambda queue: queue.submit(job, order.plan.needs))
         return job_id, job_id == job.id
 
-    def submit_again(self, record: JobRecord, client: str) -> str:
-        """The id of a new job that is what an ended one was; BlobMissing if its files are no longer kept."""
-        if not record.final:
-            raise UsageError(
-                f"job {record.id} is {record.state}: only what has ended can be run again", job_id=record.id
-            )
-        spec, needs = decode(record.spec), requirements.decode(decode(record.spec).requirements)
-        missing = self._session.store.has(_blobs_of(spec))
-        if missing:
-            raise BlobMissing(
-                f"job {record.id} cannot be run again: its files are no longer kept; submit it anew",
-                job_id=record.id,
-            )
-        plan = Plan(
-            needs,
-            name=record.name,
-            priority=record.priority,
-            on_outage=spec.on_outage,
-            retries=int(message_options(record.spec).get("max_retries") or 0),
-            permit=record.permit,
-            rate=record.rate,
-            keep_ms=record.keep_ms,
-        )
-        again = replace(spec, extra={**spec.extra, "retry_of": record.id})
-        return self.submit(Order(again, plan, record.count), client)[0]
-
     def submit_many(
         self, orders: Iterable[Order], client: Callable[[], str], most: int = BATCH
     ) -> Iterator[list[str]]:
@@ -149,8 +135,15 @@ class Submitter:
         for batch, needs in _batches(jobs, min(most, BATCH)):
             yield self._session.attempt(partial(Queue.submit_many, jobs=batch, needs=needs))
 
+    def _predecessors(self, plan: Plan) -> tuple[str, ...]:
+        """The jobs that have to end first, a group's members in its place; these never change."""
+        for each in plan.after:
+            if is_group(each) and each not in self._members:
+                self._members[each] = self._session.attempt(partial(members, group_id=each))
+        return tuple(job_id for each in plan.after for job_id in self._members.get(each, (each,)))
+
     def _submission(self, order: Order, client: str) -> Submission:
-        spec, plan, job_id = order.spec, order.plan, new_job_id()
+        spec, plan, job_id = order.spec, order.plan, order.id or new_job_id()
         # A job's own jobs say whose they are; a process may run several jobs one after another.
         if parent := os.environ.get("GPULAYER_JOB_ID"):
             spec = replace(spec, extra={**spec.extra, "parent": parent})
@@ -169,18 +162,12 @@ class Submitter:
             kind=spec.kind,
             name=spec.name,
             count=order.count,
-            after=plan.after,
+            after=self._predecessors(plan),
             after_policy=plan.after_policy,
             permit=plan.permit,
             rate=plan.rate,
             keep_ms=plan.keep_ms,
         )
-
-
-def _blobs_of(spec: Spec) -> set[str]:
-    """The blobs without which the job cannot begin, those that its manifests name apart."""
-    payloads = (spec.call.function, spec.call.arguments) if spec.call else ()
-    return {sha for sha in (spec.source, spec.inputs, *(payload.sha256 for payload in payloads)) if sha}
 
 
 def _batches(

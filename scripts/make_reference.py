@@ -61,6 +61,8 @@ JOB_VARIABLES = {
     "GPULAYER_NAME": "its name",
     "GPULAYER_ACCELERATOR": "what was granted: `cpu`, `cuda`, `rocm` or `mps`",
     "GPULAYER_GPUS": "how many devices were granted",
+    "GPULAYER_INDEX": "which of an array's jobs it is: the number of `--array`, or the line's",
+    "GPULAYER_LINE": "the line of `--each-line`",
     "GPULAYER_OUTPUTS": "the folder whose files are returned",
     "GPULAYER_SCRATCH": "a folder of the attempt, removed with it",
     "GPULAYER_CACHE": "a folder that this worker's jobs share and that stays",

@@ -79,9 +79,14 @@ TRANSITIONS = (
 
 
 def new_job_id() -> str:
-    """`j_` and 60 random bits in Crockford's base 32: short enough to type."""
+    """An id that no job has."""
+    return new_id("j_")
+
+
+def new_id(prefix: str) -> str:
+    """The prefix and 60 random bits in Crockford's base 32: short enough to type."""
     bits = secrets.randbits(60)
-    return "j_" + "".join(_ALPHABET[(bits >> shift) & 31] for shift in range(55, -5, -5))
+    return prefix + "".join(_ALPHABET[(bits >> shift) & 31] for shift in range(55, -5, -5))
 
 
 @dataclass(frozen=True)

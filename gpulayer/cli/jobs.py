@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from gpulayer.cli import options as opt
 from gpulayer.cli.output import print_facts, print_json, print_table, say
 
 if TYPE_CHECKING:
+    from gpulayer.client import Client
     from gpulayer.handle import Job
     from gpulayer_broker.job import JobRecord
 
@@ -61,18 +62,23 @@ def _row(record: JobRecord, names: dict[str, str]) -> tuple[str, ...]:
 
 
 def show_job(
-    job: opt.JobArgument,
+    job: opt.GroupArgument,
     target: opt.TargetOption = None,
     redis: opt.RedisOption = None,
     json: opt.JsonOption = False,
 ) -> int:
-    """Show one job: its state, worker, attempt, times, what it needs, and why it failed.
+    """Show one job: its state, worker, attempt, times, what it needs, and why it failed; or what became of a group.
 
     Example: gpulayer show j_0123456789ab
     """
     from gpulayer.cli.documents import job_document, job_facts
+    from gpulayer.cli.many import show_group
+    from gpulayer.groups import is_group
     from gpulayer.position import position_of
 
+    if is_group(job):
+        with opt.open_client(target, redis) as client:
+            return show_group(client, job, json)
     with opt.open_client(target, redis) as client:
         record = client.get(job).record
         worker = client.worker_name(record.worker) if record.worker else ""
@@ -103,28 +109,64 @@ def wait_jobs(
     redis: opt.RedisOption = None,
     json: opt.JsonOption = False,
 ) -> int:
-    """Wait until jobs have ended; the exit code is the job's own, or 1 if any of several failed.
+    """Wait until jobs and groups have ended; the exit code is the job's own, or 1 if any of several failed.
 
     Example: gpulayer wait j_0123456789ab --timeout 10m
     """
-    from gpulayer.cli.documents import exit_code, job_document
+    from gpulayer.groups import is_group
     from gpulayer_broker.units import parse_duration
 
     end = time.monotonic() + parse_duration(timeout) if timeout is not None else None
     with opt.open_client(target, redis) as client:
-        records = [_waited(handle, end) for handle in [client.get(each) for each in job]]
+        waits = [(each, _handles(client, each)) for each in job]
+        ends = [
+            _group_end(client, each, handles, end) if is_group(each) else _job_end(handles[0], end)
+            for each, handles in waits
+        ]
     if json:
-        documents = [job_document(record) for record in records]
+        documents = [each.document for each in ends]
         print_json(documents if len(job) > 1 else documents[0])
     else:
-        print_table(("job", "state"), [(record.id, record.state) for record in records])
-    codes = [exit_code(record) or 0 for record in records]
-    return codes[0] if len(codes) == 1 else int(any(codes))
+        print_table(("job", "state"), [(each.id, each.text) for each in ends])
+    return ends[0].code if len(ends) == 1 else int(any(each.code for each in ends))
 
 
-def _waited(handle: Job[Any], end: float | None) -> JobRecord:
+@dataclass(frozen=True)
+class _End:
+    """What was waited for: how it is told, and its exit code."""
+
+    id: str
+    text: str
+    document: dict[str, Any]
+    code: int
+
+
+def _handles(client: Client, job_id: str) -> list[Job[Any]]:
+    from gpulayer.groups import is_group
+
+    return client.map_result(job_id).jobs if is_group(job_id) else [client.get(job_id)]
+
+
+def _job_end(handle: Job[Any], end: float | None) -> _End:
+    from gpulayer.cli.documents import exit_code, job_document
+
+    _wait(handle, end)
+    record = handle.record
+    return _End(record.id, record.state, job_document(record), exit_code(record) or 0)
+
+
+def _group_end(client: Client, group: str, handles: list[Job[Any]], end: float | None) -> _End:
+    from gpulayer.cli.many import group_document, group_now
+    from gpulayer.groups import summary
+
+    for handle in handles:
+        _wait(handle, end)
+    counts, failed = group_now(client, group)
+    return _End(group, summary(counts), group_document(group, counts, failed), int(bool(failed)))
+
+
+def _wait(handle: Job[Any], end: float | None) -> None:
     handle.wait(None if end is None else max(0.0, end - time.monotonic()))
-    return handle.record
 
 
 def cancel_jobs(
@@ -137,28 +179,36 @@ def cancel_jobs(
 
     Example: gpulayer cancel j_0123456789ab
     """
-    documents = []
+    from gpulayer.cli.many import cancelled_group
+    from gpulayer.groups import is_group
+
     with opt.open_client(target, redis) as client:
-        for job_id in job:
-            asked = client.cancel(job_id)
-            record = client.get(job_id).record
-            documents.append(
-                {
-                    "schema": 1,
-                    "id": job_id,
-                    "asked": asked,
-                    "state": record.state,
-                    "end_reason": record.end_reason or None,
-                }
-            )
+        documents = [
+            cancelled_group(client, each) if is_group(each) else _cancelled(client, each) for each in job
+        ]
     if json:
         print_json(documents if len(job) > 1 else documents[0])
         return 0
     for told in documents:
+        if is_group(str(told["id"])):
+            say(f"group {told['id']}: the end of {told['asked']} jobs is asked for")
+            continue
         cancelled = told["asked"] and told["state"] == "cancelled"
         text = told["state"] if cancelled else _asked(bool(told["asked"]), str(told["state"]))
         say(f"job {told['id']}: {text}")
     return 0
+
+
+def _cancelled(client: Client, job_id: str) -> dict[str, Any]:
+    asked = client.cancel(job_id)
+    record = client.get(job_id).record
+    return {
+        "schema": 1,
+        "id": job_id,
+        "asked": asked,
+        "state": record.state,
+        "end_reason": record.end_reason or None,
+    }
 
 
 def _asked(asked: bool, state: str) -> str:
@@ -166,7 +216,7 @@ def _asked(asked: bool, state: str) -> str:
 
 
 def fetch_job(
-    job: opt.JobArgument,
+    job: opt.GroupArgument,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="DIR", help="Where they go (gpulayer_runs/JOB).")
     ] = None,
@@ -174,16 +224,22 @@ def fetch_job(
     redis: opt.RedisOption = None,
     json: opt.JsonOption = False,
 ) -> int:
-    """Fetch the files that a job returned.
+    """Fetch the files that a job returned; of a group, each job's into a folder of its own.
 
     Example: gpulayer outputs j_0123456789ab --to results
     """
+    from gpulayer.cli.many import fetched_group
     from gpulayer.fetching import fetch_outputs
+    from gpulayer.groups import is_group
     from gpulayer.handle import RUNS_FOLDER
 
     folder = to or Path(RUNS_FOLDER, job)
     with opt.open_client(target, redis) as client:
-        paths = fetch_outputs(client._session, client.get(job).record, folder)
+        if is_group(job):
+            folder = to or Path(RUNS_FOLDER)
+            paths = fetched_group(client, job, folder)
+        else:
+            paths = fetch_outputs(client._session, client.get(job).record, folder)
     if json:
         print_json({"schema": 1, "id": job, "folder": str(folder), "files": paths})
     elif paths:

@@ -29,8 +29,10 @@ def show_logs(
     """
     from gpulayer.cli.output import say
     from gpulayer.cli.terminal import Terminal, only
+    from gpulayer.groups import refuse_group
     from gpulayer.logs import ERR, NOTE, OUT, PROGRESS, read_log
 
+    refuse_group(job)
     terminal = Terminal()
     with opt.open_client(target, redis) as client:
         progress = follow and not json and terminal.shows_progress
@@ -51,22 +53,21 @@ def show_logs(
 
 def _print_documents(pieces: Iterable[Piece]) -> None:
     """A document a line of output: its stream and its text."""
-    from gpulayer.logs import ERR, NOTE, OUT
+    from gpulayer.logs import ERR, NOTE, OUT, Lines
 
-    pending = {OUT: b"", ERR: b"", NOTE: b""}
+    streams = {OUT: Lines(), ERR: Lines()}
     for piece in pieces:
-        if piece.stream in pending:
-            whole = pending[piece.stream] + piece.data + (b"\n" if piece.stream == NOTE else b"")
-            *lines, pending[piece.stream] = whole.split(b"\n")
-            for line in lines:
+        if piece.stream == NOTE:
+            _print_document(NOTE, piece.data.decode())
+        elif piece.stream in streams:
+            for line in streams[piece.stream].feed(piece.data):
                 _print_document(piece.stream, line)
-    for stream, rest in pending.items():
-        if rest:
-            _print_document(stream, rest)
+    for stream, rest in streams.items():
+        for line in rest.rest():
+            _print_document(stream, line)
 
 
-def _print_document(stream: str, line: bytes) -> None:
+def _print_document(stream: str, text: str) -> None:
     import orjson
 
-    text = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
     print(orjson.dumps({"stream": stream, "text": text}).decode(), flush=True)

@@ -23,7 +23,8 @@ RedisOption: TypeAlias = Annotated[
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 JobArgument: TypeAlias = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
-JobsArgument: TypeAlias = Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids of jobs.")]
+GroupArgument: TypeAlias = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job or a group.")]
+JobsArgument: TypeAlias = Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids of jobs and groups.")]
 
 Accelerator: TypeAlias = Annotated[
     str | None, typer.Option("--accelerator", metavar="KIND", help="cpu, cuda, rocm, mps, gpu or any.")

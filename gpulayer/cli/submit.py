@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +14,7 @@ from gpulayer.cli import options as opt
 from gpulayer.cli.output import print_json, say
 
 if TYPE_CHECKING:
+    from gpulayer.cli.many import Turns
     from gpulayer.client import Client
     from gpulayer.options import Plan
     from gpulayer_broker.spec import Spec
@@ -65,6 +68,16 @@ def submit_command(
         str | None,
         typer.Option("--idempotency-key", metavar="KEY", help="The same key submits the same job once."),
     ] = None,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            "--array", metavar="0-99%4", help="A job for each number, at most 4 at once; {} is the number."
+        ),
+    ] = None,
+    each_line: Annotated[
+        Path | None,
+        typer.Option("--each-line", metavar="FILE", help="A job for each line; {} is the line; - is stdin."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and leave.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say which workers could take it, and submit nothing.")
@@ -99,8 +112,10 @@ def submit_command(
 
     Example: gpulayer submit --accelerator cuda --output '*.pt' -- python train.py --epochs 3
     """
+    from gpulayer.cli.many import turns_of
     from gpulayer.options import plan_of
 
+    turns = turns_of(array, each_line, idempotency_key)
     wanted = {
         "accelerator": accelerator,
         "gpus": gpus,
@@ -135,7 +150,10 @@ def submit_command(
             from gpulayer.cli.explain import explain_plan
 
             return explain_plan(client, plan, json)
-        return _submit(client, command or [], plan, files, must_fit, _Ending(detach, json, outputs_to))
+        ending = _Ending(detach, json, outputs_to)
+        if turns is not None:
+            return _submit_many(client, command or [], plan, files, must_fit, ending, turns)
+        return _submit(client, command or [], plan, files, must_fit, ending)
 
 
 @dataclass(frozen=True)
@@ -152,11 +170,9 @@ def _submit(
 ) -> int:
     from gpulayer.cli.documents import job_document
     from gpulayer.cli.fitting import check_fit
-    from gpulayer.client import command_spec
     from gpulayer.submitting import Order
 
-    spec = command_spec(command, plan)
-    spec = _with_files(spec, client, files)
+    spec = _Packer(client, files).spec_of(command, plan)
     check_fit(client, plan.needs, must_fit=must_fit)
     job = client.submit_order(Order(spec, plan))
     for warning in client._session.warnings:
@@ -173,13 +189,62 @@ def _submit(
     return code
 
 
-def _with_files(spec: Spec, client: Client, files: Files) -> Spec:
-    from gpulayer.shipping import files_named, parsed_inputs, with_files
+def _submit_many(
+    client: Client,
+    command: list[str],
+    plan: Plan,
+    files: Files,
+    must_fit: bool,
+    ending: _Ending,
+    turns: Turns,
+) -> int:
+    from gpulayer.cli.fitting import check_fit
+    from gpulayer.cli.many import follow_group
+    from gpulayer.mapping import Manner
 
-    inputs = parsed_inputs(files.inputs)
-    named = files_named(spec.argv, Path.cwd()) if files.source is None and files.ship else {}
-    if files.source is None and not inputs and not named and not files.outputs:
-        return spec
-    if named:
-        say(f"shipping {', '.join(sorted(named))} (--no-ship sends none, --source DIR a folder)")
-    return with_files(spec, client._session, files.source, inputs, files.outputs, named=named)
+    check_fit(client, plan.needs, must_fit=must_fit)
+    orders = turns.orders(command, turns.plan(plan), _Packer(client, files).spec_of)
+    # The first is looked at before any is submitted: what is wrong with it is wrong with all.
+    first = next(orders)
+    name = first.spec.name.rpartition("[")[0]
+    result = client.submit_group(chain([first], orders), len(turns.all), Manner(name))
+    (group,) = result.ids
+    for warning in client._session.warnings:
+        say(f"gpulayer: {warning}")
+    if ending.detach:
+        print_json({"schema": 1, "id": group, "total": len(result)}) if ending.json else print(group)
+        return 0
+    say(f"group {group} submitted: {len(result)} jobs of {name}")
+    return follow_group(client, result, ending.outputs_to, ending.json)
+
+
+class _Packer:
+    """Makes specs of commands, with their files; what several commands share is sent once."""
+
+    def __init__(self, client: Client, files: Files) -> None:
+        self._client, self._files = client, files
+        self._known: dict[frozenset[str], Spec] = {}
+
+    def spec_of(self, command: Sequence[str], plan: Plan) -> Spec:
+        from gpulayer.commands import command_spec
+        from gpulayer.shipping import files_named, parsed_inputs, with_files
+
+        spec, files = command_spec(command, plan), self._files
+        named = files_named(spec.argv, Path.cwd()) if files.source is None and files.ship else {}
+        if files.source is None and not files.inputs and not named and not files.outputs:
+            return spec
+        packed = self._known.get(frozenset(named))
+        if packed is None:
+            self._tell(sorted(named))
+            inputs = parsed_inputs(files.inputs)
+            packed = with_files(spec, self._client._session, files.source, inputs, files.outputs, named=named)
+            self._known[frozenset(named)] = packed
+        return replace(spec, source=packed.source, inputs=packed.inputs, outputs=packed.outputs)
+
+    def _tell(self, named: list[str]) -> None:
+        if not named:
+            return
+        if not self._known:
+            say(f"shipping {', '.join(named)} (--no-ship sends none, --source DIR a folder)")
+        elif len(self._known) == 1:
+            say("shipping with each job the files that its own command names")

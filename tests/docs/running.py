@@ -18,7 +18,7 @@ COLUMNS = "110"
 _UNSEEN = re.compile(r"\x1b\[\?25l.*?\x1b\[\?25h(?:\r\x1b\[1A\x1b\[2K)?|\x1b\[[0-9;]*m", re.S)
 # What differs from run to run, and what stands for it on both sides of a comparison.
 _VARYING = (
-    (re.compile(r"\b(j|w)_[0-9a-z]{6,12}\b"), r"\1_ID"),
+    (re.compile(r"\b(j|w|g)_[0-9a-z]{6,12}\b"), r"\1_ID"),
     (re.compile(r"\bpid \d+"), "pid N"),
     (re.compile(r"\b\d+ cpus?, "), "N cpus, "),
     (re.compile(r"\b\d+\.\d+\.\d+\b"), "VERSION"),

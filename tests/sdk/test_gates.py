@@ -100,7 +100,7 @@ def test_a_rate_is_a_number_and_a_time(text: str, rate: str) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"after": 3}, "after=3: give jobs, their ids"),
+        ({"after": 3}, "after=3: give jobs, ids of jobs"),
         ({"after": ["j_1", "j 2"]}, "after='j 2'"),
         ({"after_policy": "whatever"}, "after_policy='whatever': not known"),
         ({"concurrency": 2}, "concurrency=2: of which jobs"),

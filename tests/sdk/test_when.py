@@ -67,7 +67,11 @@ def test_a_result_leaves_when_its_own_time_is_over_and_the_record_stays(bench: B
             bench.give(job.id, 2)
         assert job.wait(PATIENCE_S) == "succeeded"
 
-    bench.hand.tick()
+    def has_faded() -> bool:
+        bench.hand.tick()
+        return not bench.queue.pages(short.jobs[0].id) and bench.queue.result(short.jobs[0].id)[1] is None
+
+    wait_until(has_faded, PATIENCE_S, "the result has left")
     with gl.Client() as later:
         with pytest.raises(BlobMissing, match="no longer kept"):
             later.map_result(short.jobs[0].id).results()
