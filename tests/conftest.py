@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 import uuid
@@ -29,6 +30,7 @@ from tests.skips import (  # hooks of this run
     pytest_sessionfinish,
     pytest_terminal_summary,
 )
+from tests.support import PATIENCE_S
 
 __all__ = [
     "pytest_collectreport",
@@ -41,7 +43,7 @@ KEPT_NAMES = {"GPULAYER_TEST_SERVER", "GPULAYER_NO_SKIPS"}
 ISOLATED_NAMES = ("GPULAYER_STATE_DIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
 # Set in the environment of all that a run starts: detached processes are known by it.
 RUN_NAME = "GPULAYER_TEST_RUN"
-EXIT_GRACE_S = 5.0
+EXIT_GRACE_S = 30.0
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 
 _run_id = uuid.uuid4().hex
@@ -101,7 +103,7 @@ def queue_server() -> Iterator[Callable[..., QueueServer]]:
 
 @pytest.fixture
 def link(valkey: Endpoint) -> Iterator[Link]:
-    with Link(valkey) as link:
+    with Link(valkey, socket_timeout_s=PATIENCE_S) as link:
         yield link
 
 
@@ -110,7 +112,7 @@ def namespace(valkey: Endpoint) -> Iterator[str]:
     """A name that no other test has. Afterwards every key of it is one that hangs on something; all are removed."""
     name = f"t{uuid.uuid4().hex[:12]}"
     yield name
-    with Link(valkey) as link:
+    with Link(valkey, socket_timeout_s=PATIENCE_S) as link:
         found = leaks(link, f"gpulayer:{{{name}}}:")
         _remove_keys(link, f"gpulayer:{{{name}}}:*")
     assert not found, f"keys left behind: {found}"
@@ -130,6 +132,12 @@ def _remove_keys(link: Link, pattern: str) -> None:
             link.call("UNLINK", *keys)
         if cursor == b"0":
             return
+
+
+def pytest_configure() -> None:
+    """What a script starts in the background ignores Ctrl-C and so do its children, which tests interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.hookimpl(wrapper=True)

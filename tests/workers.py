@@ -40,7 +40,7 @@ from tests.support import PATIENCE_S, wait_until
 
 MOST_BYTES = 1 << 28
 # The times of a worker under test: long enough for a busy machine, short enough to wait for.
-TIMES = {"LEASE_S": 6, "HEARTBEAT_S": 0.4, "LEASE_GRACE_S": 0.5, "TERM_GRACE_S": 1}
+TIMES = {"LEASE_S": 12, "HEARTBEAT_S": 0.4, "LEASE_GRACE_S": 0.5, "TERM_GRACE_S": 1}
 
 
 class WorkerProcess:
@@ -152,7 +152,7 @@ class Desk:
 
     def __init__(self, endpoint: Endpoint, namespace: str, client: str = "c1") -> None:
         self.endpoint, self.namespace, self.client = endpoint, namespace, client
-        self.link = Link(endpoint)
+        self.link = Link(endpoint, socket_timeout_s=PATIENCE_S)
         self.queue = Queue(self.link, namespace)
         self.queue.load()
         self.store: BlobStore = LocalStore(locate_folders().create().store)

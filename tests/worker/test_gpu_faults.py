@@ -250,12 +250,12 @@ def test_while_a_driver_hangs_heartbeats_go_on_and_cpu_jobs_run(
     desk: Desk, hire: Hire, driver: Driver
 ) -> None:
     driver.show(Gpu(0))
-    hire(environment=driver.environment, lease_s=2, heartbeat_s=0.2, probe_limit_s=30, probe_every_s=60)
+    hire(environment=driver.environment, lease_s=4, heartbeat_s=0.2, probe_limit_s=60, probe_every_s=60)
     assert seen_by(desk, gpus=1).split()[3] == "0"
     driver.hang("nvmlDeviceGetMemoryInfo_v2")
     let_the_last_reading_age()
 
-    held = shell(desk, "sleep 4")
+    held = shell(desk, "sleep 6")
     waiting = shell(desk, SEEN, gpus=1)
 
     record = desk.final(held)

@@ -114,7 +114,7 @@ class Scene:
 
     def tail(self, job_id: str) -> bytes:
         entries = self.link.call_idempotent(
-            "XRANGE", f"gpulayer:{{default}}:log:{job_id}:1:0", "-", "+", deadline_s=5
+            "XRANGE", f"gpulayer:{{default}}:log:{job_id}:1:0", "-", "+", deadline_s=PATIENCE_S
         )
         return b"".join(dict(zip(v[::2], v[1::2], strict=True)).get(b"d", b"") for _, v in entries)
 
@@ -140,7 +140,7 @@ def test_a_live_tail_is_whole_after_an_outage(scene: Scene) -> None:
     wait_until(lambda: scene.tail(grant.id) == b"before during after", PATIENCE_S, "all words are shipped")
     for writer in writers:
         os.close(writer)
-    scene.logs.finish(job_log, 5)
+    scene.logs.finish(job_log, PATIENCE_S)
     scene.logs.forget(job_log)
 
 
@@ -154,5 +154,5 @@ def test_a_log_that_is_gone_while_its_pipe_is_open_stops_no_other(scene: Scene) 
     wait_until(lambda: scene.tail(grant.id) == b"heard", PATIENCE_S, "another log is read and shipped")
     for writer in (*theirs, *writers):
         os.close(writer)
-    scene.logs.finish(job_log, 5)
+    scene.logs.finish(job_log, PATIENCE_S)
     scene.logs.forget(job_log)

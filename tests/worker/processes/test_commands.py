@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+from gpulayer_worker.processes.fork_server import ForkServer
 from tests.support import PATIENCE_S
 
 from .bench import Bench, error
@@ -144,6 +145,24 @@ def test_a_command_begins_with_default_signals_its_umask_and_no_terminal(bench: 
     assert int(blocked, 16) & ~own_of_libc == 0
     assert int(ignored, 16) & ~own_of_libc == 0
     assert (umask, terminal) == ("0027", ["not", "a", "tty"])
+
+
+def test_a_command_does_not_inherit_the_signals_that_its_worker_ignores(tmp_path: Path) -> None:
+    """As those do that nohup starts, or a script in the background."""
+    ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
+    try:
+        server = ForkServer(sys.executable, {})
+    finally:
+        for number, handler in zip(ignored, before, strict=True):
+            signal.signal(number, handler)
+    try:
+        bench = Bench(tmp_path, server)
+        handle = bench.shell("grep SigIgn /proc/self/status")
+        handle.wait(PATIENCE_S)
+        assert int(bench.out(handle).split()[1], 16) & 0xFFFF == 0
+    finally:
+        server.close()
 
 
 def test_a_command_leads_a_session_of_its_own(bench: Bench) -> None:

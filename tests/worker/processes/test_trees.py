@@ -15,7 +15,7 @@ import pytest
 from gpulayer_worker.processes import ending
 from gpulayer_worker.processes.fork_server import ForkServer, ForkServerGone
 from gpulayer_worker.runner import proctree
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, wait_until
 
 from .bench import Bench, is_gone, wait_gone
 
@@ -47,7 +47,7 @@ def daemon(tmp_path: Path) -> str:
 
 @contextmanager
 def stand_in(
-    folder: Path, script: str, *options: str, lease_s: float = 60.0
+    folder: Path, script: str, *options: str, lease_s: float = 600.0
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A worker in a process of its own, with one job; yields it and the pid of its fork server."""
     program = Path(__file__).with_name("worker_stand_in.py")
@@ -205,7 +205,7 @@ def test_a_handle_of_a_job_that_is_gone_does_nothing(bench: Bench) -> None:
 
 
 def test_a_job_is_killed_when_its_lease_passes(bench: Bench) -> None:
-    handle = bench.shell(SESSION + "sleep 1000", lease_until_s=ending.lease_clock_s() + 0.4)
+    handle = bench.shell(SESSION + "sleep 1000", lease_until_s=ending.lease_clock_s() + 4)
     child = bench.number_in("child")
 
     end = handle.wait(PATIENCE_S)
@@ -217,9 +217,12 @@ def test_a_job_is_killed_when_its_lease_passes(bench: Bench) -> None:
 
 
 def test_a_renewed_lease_lets_the_job_finish(bench: Bench) -> None:
-    handle = bench.shell("sleep 0.6", lease_until_s=ending.lease_clock_s() + 0.4)
+    first_s = ending.lease_clock_s() + 3
+    handle = bench.shell("while [ ! -e gate ]; do sleep 0.05; done", lease_until_s=first_s)
 
-    handle.extend_lease(ending.lease_clock_s() + 60)
+    handle.extend_lease(first_s + 10 * PATIENCE_S)
+    wait_until(lambda: ending.lease_clock_s() > first_s + 0.3, PATIENCE_S, "the first lease is over")
+    (bench.folder / "gate").touch()
     end = handle.wait(PATIENCE_S)
 
     assert not end.expired
@@ -235,7 +238,7 @@ def test_a_job_whose_lease_is_over_does_not_begin(bench: Bench) -> None:
 
 
 def test_a_lease_ends_its_job_while_the_worker_is_stopped(tmp_path: Path) -> None:
-    with stand_in(tmp_path, "echo $$ > child; exec sleep 1000", lease_s=1.0) as (worker, _):
+    with stand_in(tmp_path, "echo $$ > child; exec sleep 1000", lease_s=4.0) as (worker, _):
         worker.send_signal(signal.SIGSTOP)
 
         wait_gone(int(Bench.number_in_folder(tmp_path, "child")))

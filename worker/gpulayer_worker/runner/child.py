@@ -25,6 +25,8 @@ NOT_FOUND = 127
 # High enough that no shell script's own `exec 3>` meets it.
 PROGRESS_DESCRIPTOR_FROM = 200
 JOBS_OOM_SCORE = b"500"
+# From its start, for itself.
+PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
 
 
 def become_job(message: dict[str, Any], pipes: dict[str, int], server: int, private: Sequence[int]) -> None:
@@ -79,11 +81,15 @@ def _reset_signals(is_command: bool) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
+    # A worker that a script or nohup started may ignore some: its jobs do not inherit that.
+    for number in signal.valid_signals() - PYTHON_IGNORES:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL if is_command else signal.default_int_handler)
     if is_command:
-        # Python ignores these two from its start; a command expects the kernel's defaults.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        # A command expects the kernel's defaults of these too.
+        for number in PYTHON_IGNORES:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _connect(message: dict[str, Any], pipes: dict[str, int]) -> dict[str, str]:
