@@ -53,21 +53,56 @@ def read_log(
         yield from _Tail(record.attempt, rank).rest(session, session.queue.link, job_id)
 
 
+class Lines:
+    """One stream's lines out of its pieces; of a line that was redrawn by carriage returns only what was last drawn.
+
+    `\\r\\n` ends a line as `\\n` does. What was drawn over is not kept: a progress bar of any length takes the room of
+    one drawing. Each byte is looked at once, however small the pieces of a long line are.
+    """
+
+    def __init__(self) -> None:
+        self._drawn: list[bytes] = []
+        self._returned = False
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        """The lines that end in the data."""
+        *whole, rest = data.split(b"\n")
+        for each in whole:
+            self._draw(each)
+            yield self._line()
+        self._draw(rest)
+
+    def rest(self) -> Iterator[str]:
+        """The last line, if no newline ended it."""
+        if self._drawn or self._returned:
+            yield self._line()
+
+    def _draw(self, data: bytes) -> None:
+        text = data.rstrip(b"\r")
+        if text:
+            _, redrawn, last = text.rpartition(b"\r")
+            if redrawn or self._returned:
+                self._drawn.clear()
+            self._drawn.append(last)
+            self._returned = False
+        self._returned = self._returned or len(data) > len(text)
+
+    def _line(self) -> str:
+        line = b"".join(self._drawn).decode("utf-8", "replace")
+        self._drawn, self._returned = [], False
+        return line
+
+
 def lines(pieces: Iterable[Piece]) -> Iterator[str]:
-    """The output as lines; of a line that was redrawn by carriage returns only what was last drawn."""
-    pending: dict[str, bytes] = {}
+    """The output as lines, each stream's own, and GPUlayer's notes where they belong."""
+    streams: dict[str, Lines] = {}
     for piece in pieces:
-        if piece.stream in (STARTED, PROGRESS):
-            continue
-        *whole, rest = (pending.pop(piece.stream, b"") + piece.data).split(b"\n")
-        yield from map(_line, whole)
-        if rest:
-            pending[piece.stream] = rest
-    yield from map(_line, pending.values())
-
-
-def _line(raw: bytes) -> str:
-    return raw.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
+        if piece.stream == NOTE:
+            yield piece.data.decode()
+        elif piece.stream not in (STARTED, PROGRESS):
+            yield from streams.setdefault(piece.stream, Lines()).feed(piece.data)
+    for stream in streams.values():
+        yield from stream.rest()
 
 
 # A finished job -----------------------------------------------------------------------------------------------------

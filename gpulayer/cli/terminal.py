@@ -20,9 +20,10 @@ _SEQUENCE = re.compile(
     rb"|(?P<bad>\x1b\[[0-?]*[ -/]*[@-~]"
     rb"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"
     rb"|\x1b[ -/]*[0-~]"
+    rb"|\xc2[\x80-\x9f]"  # the control characters of the second half, by which some terminals begin sequences too
     rb"|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\x1b)"
 )
-_UNFINISHED = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)?\Z")
+_UNFINISHED = re.compile(rb"(?:\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)?|\xc2)\Z")
 HELD_BYTES = 4096
 BAR_CELLS = 30
 

@@ -181,6 +181,9 @@ def test_help_and_version_need_no_queue(cli: Cli) -> None:
         ([b"a\x1b]0;ti", b"tle\x07b"], b"ab"),
         ([b"\x00\x07\x1bcx\x7f"], b"x"),
         (["é\N{SNOWMAN}".encode()], "é\N{SNOWMAN}".encode()),
+        (["\x9b6n\x9d0;title\x9cx".encode()], b"6n0;titlex"),
+        ([b"a\xc2", b"\x9b2Jb", b"\xc2", b"\xa3\xc2\xa3"], "a2Jb££".encode()),
+        ([b"\xff\xfe\x80"], b"\xff\xfe\x80"),
     ],
 )
 def test_a_terminal_gets_only_what_is_safe(pieces: list[bytes], shown: bytes) -> None:
