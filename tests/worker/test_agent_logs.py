@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
+from gpulayer.logs import Piece, lines
 from tests.support import PATIENCE_S, wait_until
 from tests.worker.conftest import Hire
 from tests.workers import Desk, WorkerProcess
@@ -14,8 +16,12 @@ FLOOD_BYTES = 100_000_000
 
 def offsets_meet(desk: Desk, job: str) -> bool:
     """Whether each entry of the live tail begins where the one before ended."""
-    entries = [(top, fields[b"d"]) for top, fields in desk.log_entries(job) if b"d" in fields]
-    return all(top - len(data) == before for (before, _), (top, data) in pairwise(entries))
+    return all(top - len(data) == before for (before, _), (top, data) in pairwise(tail_entries(desk, job)))
+
+
+def tail_entries(desk: Desk, job: str) -> list[tuple[int, bytes]]:
+    """What the live tail holds: each piece with the offset behind it."""
+    return [(top, fields[b"d"]) for top, fields in desk.log_entries(job) if b"d" in fields]
 
 
 def test_the_live_tail_and_the_whole_log_are_equal_byte_for_byte(desk: Desk, worker: WorkerProcess) -> None:
@@ -58,6 +64,29 @@ def test_bytes_that_are_no_text_stay_as_they_are(desk: Desk, worker: WorkerProce
     assert desk.whole_log(job) == desk.tail(job) == raw
 
 
+def test_redraws_line_ends_and_halves_of_characters_are_stored_as_written_and_read_as_lines(
+    desk: Desk, worker: WorkerProcess, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    script = (
+        "import pathlib, sys, time\n"
+        "out = sys.stdout.buffer\n"
+        "out.write(b' 10%\\r 20%\\r'); out.write(b'caf\\xc3'); out.flush()\n"
+        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)\n"
+        "out.write(b'\\xa9\\r\\nsecond\\n\\x1b[2J\\0\\xfflast')\n"
+    )
+    raw = b" 10%\r 20%\rcaf\xc3\xa9\r\nsecond\n\x1b[2J\0\xfflast"
+    job = desk.python(script)
+    wait_until(lambda: desk.tail(job).endswith(b"caf\xc3"), PATIENCE_S, "half a character is shipped")
+    gate.touch()
+    desk.final(job)
+
+    assert desk.tail(job) == desk.whole_log(job) == raw
+    pieces = [Piece("out", data) for _, data in tail_entries(desk, job)]
+    assert len(pieces) > 1
+    assert list(lines(pieces)) == ["café", "second", "\x1b[2J\0\N{REPLACEMENT CHARACTER}last"]
+
+
 def test_a_megabyte_without_a_newline_is_kept(desk: Desk, worker: WorkerProcess) -> None:
     job = desk.python("print('x' * 1_000_000, end='')")
     desk.final(job)
@@ -65,7 +94,7 @@ def test_a_megabyte_without_a_newline_is_kept(desk: Desk, worker: WorkerProcess)
 
 
 def test_a_flood_is_kept_whole_and_starves_neither_heartbeat_nor_memory(desk: Desk, hire: Hire) -> None:
-    hire(lease_s=12, heartbeat_s=0.4)
+    hire(lease_s=4, heartbeat_s=0.4)
     idle = desk.shell("sleep 300")
     desk.reaches(idle, "running")
     memory_before = used_memory(desk)
@@ -77,8 +106,11 @@ def test_a_flood_is_kept_whole_and_starves_neither_heartbeat_nor_memory(desk: De
         wait_until(lambda: True, 1, "a moment")
     record = desk.record(job)
     assert (record.state, record.attempt) == ("succeeded", 1)
-    assert len(desk.whole_log(job)) == FLOOD_BYTES
-    assert max(silences) < 10 * 0.4, "the worker beats as if nothing were"
+    whole = desk.whole_log(job)
+    assert len(whole) == FLOOD_BYTES
+    assert all(whole[top - len(data) : top] == data for top, data in tail_entries(desk, job))
+    assert tail_entries(desk, job)[-1][0] == FLOOD_BYTES
+    assert max(silences) < 2, "the worker beats as if nothing were"
     assert memory - memory_before < 16 * TAIL_BYTES
     assert len(desk.tail(job)) <= TAIL_BYTES + 65536
     assert desk.record(idle).state == "running"

@@ -1,0 +1,126 @@
+"""Each part of the private set-up killed in the middle of a map: the list is right, and all parts run again.
+
+The parts: supervisor, queue server, worker, fork server, a job's process. A killed process of a job is a failed attempt
+of it, so the map has retries. Afterwards `gpulayer down` leaves no process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import gpulayer as gl
+from gpulayer import client as clients
+from gpulayer import private
+from gpulayer.cli import run
+from gpulayer.client import Client
+from gpulayer_broker.settings import load_settings
+from tests.reliability.nemesis import fork_servers, is_gone, job_processes, kill
+from tests.support import PATIENCE_S, wait_until
+
+pytestmark = pytest.mark.timeout(600)
+COUNT = 300
+BEFORE = 40
+ALL_S = 4 * PATIENCE_S
+SERVICES = ("supervisor", "server", "worker")
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch, isolated_environment: Path, tmp_path: Path) -> Iterator[Path]:
+    """A state folder of this test alone; what runs on it is stopped afterwards."""
+    state = isolated_environment / "state" / tmp_path.name
+    for name, value in {"STATE_DIR": state, "LEASE_S": 10, "HEARTBEAT_S": 1, "TERM_GRACE_S": 1}.items():
+        monkeypatch.setenv(f"GPULAYER_{name}", str(value))
+    defaults: dict[str | None, Client] = {}
+    monkeypatch.setattr(clients, "_defaults", defaults)
+    yield state
+    for client in defaults.values():
+        client.close()
+    private.release_private()
+    private.down()
+
+
+def square(n: int, folder: str) -> int:
+    import time
+    from pathlib import Path as Place
+
+    Place(folder, str(n)).touch()
+    time.sleep(0.02)
+    return n * n
+
+
+def service(name: str) -> int:
+    """The process of a part that lives."""
+    return int(wait_until(lambda: private.status()[name], PATIENCE_S, f"the {name} lives")["pid"])
+
+
+def one_of(find: Callable[[int], list[int]]) -> int:
+    """A process below the worker."""
+    return wait_until(lambda: find(service("worker")), PATIENCE_S, "the worker has one", every=0.001)[0]
+
+
+VICTIMS: dict[str, Callable[[], int]] = {
+    "supervisor": lambda: service("supervisor"),
+    "server": lambda: service("server"),
+    "worker": lambda: service("worker"),
+    "fork server": lambda: one_of(fork_servers),
+    "job": lambda: one_of(job_processes),
+}
+
+
+def killed_of(victim: str) -> int:
+    """The process that was killed; 0 where the one that was found had just ended."""
+    pid = VICTIMS[victim]()
+    return pid if kill(pid) else 0
+
+
+def processes_of_set_up(state: Path) -> list[int]:
+    """Every process that was started for the set-up of this state folder, but this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            own = process.environ().get("GPULAYER_STATE_DIR") == str(state)
+        except psutil.Error:
+            continue
+        if own and process.pid != os.getpid() and not is_gone(process.pid):
+            found.append(process.pid)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("victim", "isolation"),
+    [
+        *((victim, "fresh") for victim in VICTIMS),
+        ("worker", "warm"),
+        ("fork server", "warm"),
+        ("job", "warm"),
+    ],
+)
+def test_a_map_is_right_and_all_parts_run_again_whatever_is_killed(
+    victim: str, isolation: str, state: Path, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    function = gl.remote(square, retries=3, isolation=isolation)
+    calls = function.starmap([(n, str(begun)) for n in range(COUNT)])
+    wait_until(lambda: len(os.listdir(begun)) >= BEFORE, ALL_S, f"{BEFORE} calls have begun")
+    before = {name: service(name) for name in SERVICES}
+
+    killed = wait_until(lambda: killed_of(victim), PATIENCE_S, f"a {victim} is killed", every=0.001)
+    assert len(os.listdir(begun)) < COUNT
+
+    assert calls.results() == [n * n for n in range(COUNT)]
+    wait_until(lambda: is_gone(killed), PATIENCE_S, f"process {killed} is gone")
+    private.ensure_private(
+        load_settings()
+    )  # as any command of the user does; none is needed but for a supervisor
+    after = {name: service(name) for name in SERVICES}
+    assert {name for name in SERVICES if after[name] != before[name]} == {victim} & set(SERVICES)
+    assert function.delay(7, str(begun)).result(ALL_S) == 49
+
+    assert run(["down"]) == 0
+    wait_until(lambda: not processes_of_set_up(state), PATIENCE_S, "no process of the set-up is left")
