@@ -6,8 +6,9 @@ older. Owners take turns, so that a job may start sooner than that.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,11 @@ class Position:
     oldest_s: float | None
     more: bool
 
+    @property
+    def brief(self) -> str:
+        """The number alone."""
+        return f"{'≥' if self.more else ''}{self.ahead} ahead" if self.ahead else "next"
+
     def __str__(self) -> str:
         from gpulayer_broker.units import format_duration
 
@@ -44,24 +50,42 @@ class Position:
 
 def position_of(queue: Queue, record: JobRecord) -> Position | None:
     """Where the job stands; None for one that does not wait for a worker."""
-    if record.state != QUEUED or record.phase.encode() not in _RUNNABLE:
-        return None
-    named, total = queue.keys.named, int(queue.link.call("ZCARD", queue.keys.jobs(QUEUED)))
-    ids = queue.link.call("ZRANGE", queue.keys.jobs(QUEUED), 0, MOST - 1)
-    own = float(queue.link.call("ZSCORE", queue.keys.jobs(QUEUED), record.id) or 0)
-    waiting = _answers(queue, [("HMGET", queue.keys.job(each.decode()), *_FIELDS) for each in ids])
-    signatures = {row[1] for row in waiting if row[1]} | {record.signature.encode()}
-    sets = _answers(queue, [("SMEMBERS", named(f"classes:{sig.decode()}")) for sig in signatures])
-    classes = dict(zip(signatures, map(set, sets), strict=True))
-    mine = classes[record.signature.encode()]
-    ahead = [
-        row
-        for job_id, row in zip(ids, waiting, strict=True)
-        if job_id.decode() != record.id and _is_ahead(row, record, own) and classes[row[1]] & mine
-    ]
-    now_ms = time.time() * 1000
-    waits_s = [(now_ms - int(row[3])) / 1000 for row in ahead if row[3]]
-    return Position(len(ahead), max(0.0, *waits_s) if waits_s else None, total > MOST)
+    return positions_of(queue, [record]).get(record.id)
+
+
+def positions_of(queue: Queue, records: Iterable[JobRecord]) -> dict[str, Position]:
+    """Where each of the jobs stands that wait for a worker; the queue is looked at once."""
+    asked = [each for each in records if each.state == QUEUED and each.phase.encode() in _RUNNABLE]
+    if not asked:
+        return {}
+    line = Line(queue, {each.signature for each in asked})
+    return {each.id: line.position(each) for each in asked}
+
+
+class Line:
+    """The jobs that wait, as they were when it was read."""
+
+    def __init__(self, queue: Queue, signatures: set[str]) -> None:
+        key, named = queue.keys.jobs(QUEUED), queue.keys.named
+        self._total = int(queue.link.call("ZCARD", key))
+        flat = queue.link.call("ZRANGE", key, 0, MOST - 1, "WITHSCORES")
+        self._ages = dict(zip(map(bytes.decode, flat[::2]), map(float, flat[1::2]), strict=True))
+        rows = _answers(queue, [("HMGET", queue.keys.job(each), *_FIELDS) for each in self._ages])
+        self._rows = dict(zip(self._ages, rows, strict=True))
+        known = [*({row[1].decode() for row in rows if row[1]} | signatures)]
+        sets = _answers(queue, [("SMEMBERS", named(f"classes:{signature}")) for signature in known])
+        self._classes = dict(zip((each.encode() for each in known), map(set, sets), strict=True))
+        self._now_ms = time.time() * 1000
+
+    def position(self, record: JobRecord) -> Position:
+        own, mine = self._ages.get(record.id, math.inf), self._classes[record.signature.encode()]
+        ahead = [
+            row
+            for job_id, row in self._rows.items()
+            if job_id != record.id and _is_ahead(row, record, own) and self._classes[row[1]] & mine
+        ]
+        waits_s = [(self._now_ms - int(row[3])) / 1000 for row in ahead if row[3]]
+        return Position(len(ahead), max(0.0, *waits_s) if waits_s else None, self._total > MOST)
 
 
 def _is_ahead(row: Sequence[bytes | None], record: JobRecord, own_age: float) -> bool:

@@ -15,6 +15,7 @@ from gpulayer.cli.output import print_facts, print_json, print_table, say
 if TYPE_CHECKING:
     from gpulayer.client import Client
     from gpulayer.handle import Job
+    from gpulayer.position import Position
     from gpulayer_broker.job import JobRecord
 
 
@@ -27,30 +28,40 @@ def list_jobs(
     redis: opt.RedisOption = None,
     json: opt.JsonOption = False,
 ) -> int:
-    """List jobs: those that have not ended first, the newest first.
+    """List jobs: those that have not ended first, the newest first; of one that waits, how many are ahead of it.
 
     Example: gpulayer jobs --state failed
     """
     from gpulayer.cli.documents import job_document
+    from gpulayer.position import positions_of
 
     with opt.open_client(target, redis) as client:
         records = client.jobs(state, limit)
         names = {worker.id: worker.name for worker in client.workers()}
+        places = client._session.attempt(lambda queue: positions_of(queue, records))
     if json:
-        print_json([job_document(record) for record in records])
+        print_json([{**job_document(record), "position": _position(places, record)} for record in records])
     else:
         print_table(
-            ("job", "state", "name", "worker", "run time", "age"), [_row(record, names) for record in records]
+            ("job", "state", "name", "worker", "run time", "age"),
+            [_row(record, names, places) for record in records],
         )
     return 0
 
 
-def _row(record: JobRecord, names: dict[str, str]) -> tuple[str, ...]:
+def _position(places: dict[str, Position], record: JobRecord) -> dict[str, Any] | None:
+    place = places.get(record.id)
+    return asdict(place) if place else None
+
+
+def _row(record: JobRecord, names: dict[str, str], places: dict[str, Position]) -> tuple[str, ...]:
     from gpulayer.cli.documents import seconds
     from gpulayer_broker.units import format_duration
 
     age_s = time.time() - record.created_ms / 1000
-    state = f"{record.state} ({record.end_reason})" if record.end_reason else record.state
+    place = places.get(record.id)
+    detail = record.end_reason or (place.brief if place else "" if record.final else record.phase)
+    state = f"{record.state} ({detail})" if detail else record.state
     return (
         record.id,
         state,

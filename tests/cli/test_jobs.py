@@ -23,7 +23,7 @@ def test_jobs_are_plain_lines_in_a_pipe(cli: Cli, bench: Bench) -> None:
 
     rows = [line.split("\t") for line in cli("jobs").out.splitlines()]
     assert [row[:4] for row in rows] == [
-        [waiting, "queued", "two", "-"],
+        [waiting, "queued (next)", "two", "-"],
         [done, "failed (user_error)", "one", "alpha"],
     ]
     assert [row["id"] for row in json.loads(cli("jobs", "--json", "--state", "failed").out)] == [done]

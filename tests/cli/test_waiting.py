@@ -48,6 +48,26 @@ def test_a_waiting_job_shows_how_many_are_ahead(cli: Cli, bench: Bench) -> None:
     assert position(cli, first) == {"ahead": 0, "oldest_s": None, "more": False}
 
 
+def test_the_table_of_jobs_says_how_many_are_ahead_of_each_and_what_else_it_waits_for(
+    cli: Cli, bench: Bench
+) -> None:
+    first, second = submitted(cli), submitted(cli)
+    later, behind = submitted(cli, "--delay", "1h"), submitted(cli, "--after", first)
+    bench.take(submitted(cli, "--priority", "high"))
+
+    rows = [line.split("\t") for line in cli("jobs").out.splitlines()]
+    states = {row[0]: row[1] for row in rows}
+    assert [states[job] for job in (first, second, later, behind)] == [
+        "queued (next)",
+        "queued (1 ahead)",
+        "queued (delayed)",
+        "queued (blocked)",
+    ]
+    documents = {each["id"]: each["position"] for each in json.loads(cli("jobs", "--json").out)}
+    assert documents[second]["ahead"] == 1
+    assert documents[later] is None
+
+
 def test_only_jobs_that_want_the_same_workers_are_ahead(cli: Cli, bench: Bench) -> None:
     submitted(cli, "--accelerator", "cuda")
     other_needs = submitted(cli, "--memory", "1GB")
