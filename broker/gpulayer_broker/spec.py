@@ -7,12 +7,12 @@ stands beside it in the job's record, never in it. Fields that a newer release a
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpulayer_broker import inline
 from gpulayer_broker.errors import FormatTooNew, GpulayerError
 from gpulayer_broker.requirements import DEFAULT_QUEUE
 
@@ -34,17 +34,17 @@ class Payload:
     sha256: str = ""
     size: int = 0
 
-    def encode(self) -> dict[str, Any]:
+    def encode(self) -> Mapping[str, Any]:
         if self.data is not None:
-            return {"data": base64.b85encode(self.data).decode()}
+            return inline.pack(self.data)
         return {"sha256": self.sha256, "size": self.size}
 
     @classmethod
     def decode(cls, raw: Mapping[str, Any]) -> Payload:
-        if "data" in raw:
-            data = base64.b85decode(raw["data"])
-            return cls(data, "", len(data))
-        return cls(None, str(raw["sha256"]), int(raw["size"]))
+        if "sha256" in raw:
+            return cls(None, str(raw["sha256"]), int(raw["size"]))
+        data = inline.unpack(raw)
+        return cls(data, "", len(data))
 
 
 @dataclass(frozen=True)
