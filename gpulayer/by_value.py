@@ -13,6 +13,7 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import ModuleType
 
 OWN_PACKAGES = ("gpulayer", "gpulayer_broker", "gpulayer_worker")
@@ -44,7 +45,7 @@ def local_modules_by_value() -> Iterator[None]:
 def is_local(name: str) -> bool:
     """Whether the module of this name, already imported, is the project's."""
     module = sys.modules.get(name)
-    return name == "__main__" or (module is not None and _is_local(name, module, _roots()))
+    return name == "__main__" or (module is not None and _judge(name, module, _roots()))
 
 
 def is_installed(module_name: str) -> bool:
@@ -93,7 +94,9 @@ def _file_of(module: ModuleType | None) -> str:
     return os.path.realpath(folders[0]) + os.sep if folders and isinstance(folders[0], str) else ""
 
 
+@cache
 def _library() -> tuple[str, ...]:
+    """The folders of Python's own library, which stay where they are while it runs."""
     paths = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     return tuple(os.path.realpath(path) + os.sep for path in paths if path)
 
