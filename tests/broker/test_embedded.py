@@ -248,7 +248,7 @@ def test_a_client_waits_while_the_set_up_stops(folders: Folders) -> None:
     stopping = claim_idle(folders)
     assert stopping is not None
     with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(hold_in_use, folders, 10)
+        pending = pool.submit(hold_in_use, folders, PATIENCE_S)
         with pytest.raises(TimeoutError):
             pending.result(0.2)
         stopping.close()

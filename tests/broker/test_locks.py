@@ -74,7 +74,7 @@ def test_a_wait_ends_at_its_deadline_or_with_the_lock(path: Path) -> None:
     assert wait_lock(path, 0.05) is None
 
     with ThreadPoolExecutor(1) as pool:
-        for wait in (lambda: wait_lock(path, 10), lambda: block_until_free(path)):
+        for wait in (lambda: wait_lock(path, PATIENCE_S), lambda: block_until_free(path)):
             pending = pool.submit(wait)
             with pytest.raises(TimeoutError):
                 pending.result(0.1)

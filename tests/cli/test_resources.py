@@ -29,6 +29,12 @@ DEVICE_KEYS = {
     "independent", "distributed", "job",
 }  # fmt: skip
 
+# A machine under load may take longer to ask its drivers than people want to wait.
+PATIENT = (
+    "from gpulayer_worker import detection; detection.PROBE_LIMIT_S = 60\n"
+    "from gpulayer_worker import frameworks; frameworks.ASK_LIMIT_S = 60\n"
+    "from gpulayer.cli import main; main()"
+)
 Detect = Callable[..., str]
 
 
@@ -50,14 +56,14 @@ def detect(driver: Driver) -> Detect:
         command = [
             sys.executable,
             "-c",
-            "from gpulayer.cli import main; main()",
+            PATIENT,
             "resources",
             "detect",
             *options,
         ]
         environment = {**os.environ, **driver.environment}
         answer = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=True
+            command, env=environment, capture_output=True, text=True, timeout=3 * PATIENCE_S, check=True
         )
         return answer.stdout
 

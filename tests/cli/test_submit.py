@@ -196,7 +196,7 @@ def test_must_fit_refuses_what_no_worker_can_ever_run(cli: Cli, bench: Bench) ->
 def test_ctrl_c_only_detaches_and_says_how_to_come_back(
     spawn: Spawn, worker: WorkerProcess, cli: Cli
 ) -> None:
-    process = spawn("submit", "--", "sh", "-c", "echo begun; sleep 60")
+    process = spawn("submit", "--", "sh", "-c", "echo begun; sleep 600")
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)

@@ -30,7 +30,7 @@ from gpulayer_broker.folders import locate_folders
 from gpulayer_broker.locks import wait_lock
 
 name = sys.argv[sys.argv.index("--name") + 1]
-lock = wait_lock(locate_folders().worker_lock(name), 5)
+lock = wait_lock(locate_folders().worker_lock(name), 60)
 assert lock is not None, "another worker lives"
 lock.record_pid(os.getpid())
 print("arguments", sys.argv[1:], flush=True)
