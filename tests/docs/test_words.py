@@ -17,7 +17,7 @@ import gpulayer_broker
 from gpulayer.cli.app import app
 from gpulayer_broker import errors, keys, library, settings
 from scripts import make_reference as reference
-from tests.docs.pages import ROOT, anchors, links, pages
+from tests.docs.pages import ROOT, anchors, blocks, links, pages
 
 ALL_PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 CODE_FOLDERS = ("broker", "worker", "gpulayer")
@@ -46,6 +46,13 @@ def all_errors() -> list[type[errors.GpulayerError]]:
         if "code" in vars(each):
             found.append(each)
     return found
+
+
+@ALL_PAGES
+def test_no_example_s_file_hides_a_module_of_python(page: Path) -> None:
+    """Who saves it under that name could import nothing that needs the module, beside it."""
+    scripts = {Path(block.title).stem for block in blocks(page) if block.title.endswith(".py")}
+    assert scripts & sys.stdlib_module_names == set()
 
 
 @ALL_PAGES
