@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from gpulayer.commands import command_spec
 from gpulayer.groups import is_group, members, refuse_group
+from gpulayer.handing_over import Arguments
 from gpulayer.handle import Job
 from gpulayer.options import KNOWN, WARM, JobOptions, Plan, plan_of, refuse_unknown
 from gpulayer.payload import PackedFunction, pack_function
 from gpulayer.session import Session
-from gpulayer.submitting import ARRAY_ITEMS, BATCH, Arguments, Order, Submitter, as_group
+from gpulayer.submitting import ARRAY_ITEMS, BATCH, Order, Submitter, as_group
 from gpulayer.targets import Target, resolve_target
 from gpulayer.waiter import Waiter
 from gpulayer_broker import functions
@@ -32,6 +33,7 @@ from gpulayer_broker.spec import Spec
 if TYPE_CHECKING:
     from gpulayer.explaining import Explanation
     from gpulayer.mapping import Manner, MapResult
+    from gpulayer.remote_function import RemoteFunction
     from gpulayer_broker.workers import WorkerRecord
 
 R = TypeVar("R")
@@ -190,6 +192,11 @@ class Client:
     def submit_call(self, packed: PackedFunction, call: Arguments, plan: Plan) -> Job[Any]:
         """Submits one call of a packed function."""
         return self.submit_order(next(self._submitter.function_orders(packed, [call], plan)))
+
+    def _submit_then(
+        self, function: RemoteFunction[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Job[R]:
+        return self.submit_call(function._packed(), (args, kwargs), function._plan)
 
     def submit_calls(
         self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan, most: int = BATCH

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, cast
 
 from gpulayer.outcome import value_of
 from gpulayer_broker.errors import WaitTimeout
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
     from gpulayer.client import Client
     from gpulayer.explaining import Explanation
+    from gpulayer.remote_function import RemoteFunction
     from gpulayer.waiter import Notice, Slot
     from gpulayer_broker.job import JobRecord
 
 P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S")
 R = TypeVar("R", covariant=True)
 
 RUNS_FOLDER = "gpulayer_runs"
@@ -98,6 +100,21 @@ class Job(Generic[R]):
             notice = self._slot.notice
             assert notice is not None, "the waiter says that the job has ended"
         return notice
+
+    def then(
+        self, function: RemoteFunction[Concatenate[R, P], S], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Job[S]:
+        """Submits a call of a remote function with what this job returns as its first argument, once it is there.
+
+        >>> load.delay("data.csv").then(clean).then(train, epochs=3).result()
+        """
+        return self._client._submit_then(function, (self, *args), kwargs)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a job's result is handed over as an argument of its own, f.delay(job), "
+            "not inside another value nor to a warm map"
+        )
 
     def __await__(self) -> Generator[None, None, R]:
         return self._awaited().__await__()

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from gpulayer.handle import Job, to_thread
 from gpulayer.watching import watched
@@ -20,8 +20,11 @@ from gpulayer_broker.errors import BadRequirement
 
 if TYPE_CHECKING:
     from gpulayer.client import Client
+    from gpulayer.remote_function import RemoteFunction
     from gpulayer.waiter import Slot
 
+P = ParamSpec("P")
+S = TypeVar("S")
 R = TypeVar("R", covariant=True)
 
 
@@ -136,6 +139,15 @@ class MapResult(ABC, Generic[R]):
     def results(self) -> list[R]:
         """All results, in the order of the inputs."""
         return list(self)
+
+    def then(
+        self, function: RemoteFunction[Concatenate[list[R], P], S], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Job[S]:
+        """Submits a call of a remote function with the list of all results, once all calls have succeeded.
+
+        >>> score.map(rates).then(best).result()
+        """
+        return self._client._submit_then(function, (self, *args), kwargs)
 
     def __await__(self) -> Generator[None, None, list[R]]:
         """All results, without blocking the event loop: `await square.map(range(3))`."""

@@ -13,11 +13,11 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from gpulayer.by_value import is_local
 from gpulayer.client import Client, default_client
+from gpulayer.handing_over import Arguments
 from gpulayer.handle import Job
 from gpulayer.mapping import MapResult
 from gpulayer.options import KNOWN_REMOTE, Plan, RemoteOptions, plan_of, refuse_unknown
 from gpulayer.payload import PackedFunction, pack_function
-from gpulayer.submitting import Arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")

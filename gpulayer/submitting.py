@@ -9,13 +9,13 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
-from typing import Any
 
 from gpulayer.groups import SIZE, is_group, member_id, members, new_group_id
+from gpulayer.handing_over import Arguments, taken_out, waiting_for
 from gpulayer.options import Plan
 from gpulayer.payload import (
     Courier,
@@ -27,6 +27,7 @@ from gpulayer.payload import (
 )
 from gpulayer.session import Session
 from gpulayer_broker.functions import Submission
+from gpulayer_broker.given import Given
 from gpulayer_broker.items import pack_items
 from gpulayer_broker.job import new_job_id
 from gpulayer_broker.queue import Queue
@@ -39,8 +40,6 @@ BATCH_BYTES = 4 * 1024 * 1024
 ARRAY_ITEMS = 1_000_000
 ARRAY_BYTES = 16 * 1024 * 1024
 PACKED_AT_ONCE = 256
-
-Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,12 @@ def as_group(orders: Iterable[Order], total: int) -> tuple[str, Iterator[Order]]
 def _as_member(order: Order, group_id: str, number: int, total: int) -> Order:
     spec = replace(order.spec, extra={**order.spec.extra, SIZE: total})
     return replace(order, spec=spec, id=member_id(group_id, number))
+
+
+def _with_given(order: Order, given: tuple[Given, ...]) -> Order:
+    call = order.spec.call
+    assert call is not None
+    return replace(order, spec=replace(order.spec, call=replace(call, given=given)))
 
 
 def owner() -> str:
@@ -89,11 +94,13 @@ class Submitter:
     ) -> Iterator[Order]:
         """An order for each call of one function, which is sent once."""
         function, coded = self.courier.function(packed), plan.on_python(minor_version())
-        for args, kwargs in calls:
+        for call in calls:
+            (args, kwargs), given = taken_out(self._session, call)
             data = pack_arguments(packed.label, args, kwargs)
             arguments = self.courier.arguments(data, packed.label)
             placed = coded if packed.holds_code or holds_code(data) else plan
-            yield self._order(packed, function, arguments, placed)
+            order = self._order(packed, function, arguments, waiting_for(placed, given) if given else placed)
+            yield _with_given(order, given) if given else order
 
     def array_orders(
         self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan, most: int = ARRAY_ITEMS

@@ -14,6 +14,7 @@ from typing import Any
 
 from gpulayer_broker import inline
 from gpulayer_broker.errors import FormatTooNew, GpulayerError
+from gpulayer_broker.given import Given
 from gpulayer_broker.requirements import DEFAULT_QUEUE
 
 FORMAT = 1
@@ -49,7 +50,10 @@ class Payload:
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A pickled function and its pickled (args, kwargs), the Python that pickled them and what to import beforehand."""
+    """A pickled function and its pickled (args, kwargs), the Python that pickled them and what to import beforehand.
+
+    `given` are arguments that other jobs return.
+    """
 
     function: Payload
     arguments: Payload
@@ -57,6 +61,7 @@ class FunctionCall:
     qualname: str = ""
     python: str = ""
     modules: tuple[str, ...] = ()
+    given: tuple[Given, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -163,6 +168,7 @@ def request_digest(spec: Spec) -> str:
             "module": spec.call.module,
             "qualname": spec.call.qualname,
             "arguments": _digest(spec.call.arguments),
+            **({"given": [each.encode() for each in spec.call.given]} if spec.call.given else {}),
         }
     return hashlib.sha256(orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
@@ -201,6 +207,8 @@ def _plain(spec: Spec) -> dict[str, Any]:
             "python": call.python,
             "modules": list(call.modules),
         }
+        if call.given:
+            plain["call"]["given"] = [each.encode() for each in call.given]
     optional: dict[str, Any] = {
         "name": spec.name,
         "argv": list(spec.argv),
@@ -234,6 +242,7 @@ def _call(raw: Mapping[str, Any]) -> FunctionCall:
         qualname=str(raw.get("qualname", "")),
         python=str(raw.get("python", "")),
         modules=tuple(map(str, raw.get("modules", ()))),
+        given=tuple(map(Given.decode, raw.get("given", ()))),
     )
 
 

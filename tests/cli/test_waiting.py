@@ -92,7 +92,7 @@ def test_an_array_shows_how_far_it_is(cli: Cli, bench: Bench) -> None:
     import gpulayer.client as clients
     from gpulayer.options import plan_of
     from gpulayer.payload import pack_function
-    from gpulayer.submitting import Arguments
+    from gpulayer.handing_over import Arguments
 
     with clients.Client() as client:
         plan = plan_of({"isolation": "warm"})

@@ -10,9 +10,9 @@ import pytest
 
 import gpulayer as gl
 from gpulayer.client import Client
+from gpulayer.handing_over import Arguments
 from gpulayer.options import plan_of
 from gpulayer.payload import pack_function
-from gpulayer.submitting import Arguments
 from gpulayer_broker.connection import Link
 from gpulayer_broker.errors import BlobMissing, UsageError
 from gpulayer_broker.items import ItemOutcome

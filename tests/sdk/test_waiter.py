@@ -234,9 +234,9 @@ def test_read_notices_leave_the_queue(client: Client, bench: Bench, link: Link) 
 
 
 def _batches(client: Client, count: int) -> list[list[gl.Job[int]]]:
+    from gpulayer.handing_over import Arguments
     from gpulayer.options import plan_of
     from gpulayer.payload import pack_function
-    from gpulayer.submitting import Arguments
 
     calls: list[Arguments] = [((), {})] * count
     return list(client.submit_calls(pack_function(work), calls, plan_of({})))

@@ -48,6 +48,27 @@ def maps() -> None:
     assert_type(list(warm), list[int])
 
 
+@gl.remote
+def total(numbers: list[int], start: int = 0, *, factor: int = 1) -> float:
+    return factor * sum(numbers, start)
+
+
+def pipelines() -> None:
+    assert_type(double.delay(1).then(double), gl.Job[int])
+    assert_type(double.delay(1).then(double).then(double).result(), int)
+    assert_type(double.map([1, 2]).then(total, 3, factor=2), gl.Job[float])
+    double.delay(1).then(train, epochs="x")  # type: ignore[arg-type]
+    double.delay(1).then(double, 4)  # type: ignore[call-arg]
+    train.delay(0.1).then(double)  # type: ignore[arg-type]
+    double.delay(1).then(total)  # type: ignore[arg-type]
+
+
+def ids_and_retries() -> None:
+    assert_type(double.map([1]).ids, list[str])
+    double.options(retries=2, retry_on=[ConnectionError, "oom", 75], eta="2027-01-31", result_ttl="1h")
+    double.options(retry_on=3.5)  # type: ignore[arg-type]
+
+
 async def awaits() -> None:
     assert_type(await double.delay(3), int)
     assert_type(await double.map([3]), list[int])

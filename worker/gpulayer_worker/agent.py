@@ -199,6 +199,7 @@ class Agent:
             environment=dict(os.environ),
             queue=self._queue_for_jobs(),
             fits=self._fits,
+            results=Queue(Link(self.options.endpoint), self.settings.namespace),
             on_started=self._beat_soon,
         )
         logs.start()

@@ -19,8 +19,9 @@ from typing import Any
 from gpulayer_broker import spec as specs
 from gpulayer_broker.attempts import CANCELLED, DEVICE_LOST, STALE, Attempt
 from gpulayer_broker.consumer import Outcome, dumps
-from gpulayer_broker.errors import GpulayerError
+from gpulayer_broker.errors import GpulayerError, QueueUnreachable
 from gpulayer_broker.functions import Arg
+from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.requirements import decode as decode_requirements
 from gpulayer_broker.settings import Settings
@@ -29,6 +30,7 @@ from gpulayer_broker.store.blobstore import BlobStore
 from gpulayer_broker.store.tree import Manifest
 from gpulayer_broker.store.unpack import load_manifest, unpack
 from gpulayer_worker.cleaner import Cleaner
+from gpulayer_worker.given import write_given
 from gpulayer_worker.grant import (
     Device,
     Folders,
@@ -64,6 +66,7 @@ log = logging.getLogger("gpulayer")
 
 RETURNED = "returned"
 PIPES_PATIENCE_S = 5.0
+OUTAGE_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Workshop:
     hardware: Hardware
     environment: Mapping[str, str]
     queue: Mapping[str, str]
+    results: Queue
     fits: Callable[[str, Requirements], bool]
     on_started: Callable[[], None]
 
@@ -168,6 +172,20 @@ class Run:
                 paths = {entry.path for entry in manifest.entries}
                 self.source = Manifest.of([*(e for e in known if e.path not in paths), *manifest.entries])
 
+        self._fetch_given(scratch)
+
+    def _fetch_given(self, scratch: Scratch) -> None:
+        """What other jobs returned; an outage of the queue is waited out, as long as the attempt is this worker's."""
+        given = self.spec.call.given if self.spec.call else ()
+        while given:
+            try:
+                limit_bytes = self.shop.settings.result_bytes
+                write_given(given, self.shop.results, self.store, scratch.file("given"), limit_bytes)
+                return
+            except QueueUnreachable:
+                if self.attempt.stopped.wait(OUTAGE_PAUSE_S):
+                    return
+
     def _stopped_before_start(self) -> Outcome | None:
         if not self.attempt.stopped.is_set():
             return None
@@ -225,6 +243,7 @@ class Run:
             payload=scratch.file("result"),
             name=call.qualname or "function",
             result_limit_bytes=self.shop.settings.result_bytes,
+            given=scratch.file("given") if call.given else None,
         )
 
     def _file(self, payload: Payload, path: Path) -> Path:

@@ -36,7 +36,8 @@ def run_of(shop: Workshop, attempt: Attempt, spec: Spec) -> Run:
     """The kind of run that an attempt needs."""
     if attempt.grant.is_chunk:
         return ChunkRun(shop, attempt, spec)
-    if spec.isolation == "warm" and spec.call is not None and shop.warm.available:
+    # What other jobs returned is given to a process of the call's own.
+    if spec.isolation == "warm" and spec.call is not None and not spec.call.given and shop.warm.available:
         return WarmRun(shop, attempt, spec)
     return Run(shop, attempt, spec)
 

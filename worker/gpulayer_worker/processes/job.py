@@ -17,7 +17,7 @@ DEFAULT_UMASK = 0o022
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A pickled function, its pickled (args, kwargs), and the Python that pickled both."""
+    """A pickled function, its pickled (args, kwargs), the Python that pickled both, and results of other jobs."""
 
     function: Path
     arguments: Path
@@ -26,6 +26,7 @@ class FunctionCall:
     name: str = "function"
     protocol: int = 5
     result_limit_bytes: int | None = None
+    given: Path | None = None
 
     def as_message(self) -> dict[str, Any]:
         """The form in which the runner takes it."""
@@ -37,6 +38,7 @@ class FunctionCall:
             "name": self.name,
             "protocol": self.protocol,
             "result_limit_bytes": self.result_limit_bytes,
+            **({"given": str(self.given)} if self.given else {}),
         }
 
 

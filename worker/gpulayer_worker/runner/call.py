@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-from . import preload, report
+from . import given, preload, report
 
 INTERRUPTED = 130
 # Names that only a pickle by value holds: code does not survive a change of Python's minor version.
@@ -99,7 +99,7 @@ def _reseed() -> None:
 def _outcome(spec: dict[str, Any]) -> tuple[dict[str, Any], bytes, int]:
     try:
         function = _unpickle(spec, "function")
-        arguments, keywords = _unpickle(spec, "arguments")
+        arguments, keywords = _filled(spec, *_unpickle(spec, "arguments"))
     except CannotLoad as error:
         return failure(spec, error, 1)
     return invoke(spec, function, arguments, keywords)
@@ -120,6 +120,19 @@ def invoke(
     except BaseException as error:  # noqa: BLE001 - every error of a user's function is its report
         return failure(spec, error, 1)
     return _result(spec, value)
+
+
+def _filled(
+    spec: dict[str, Any], arguments: Sequence[Any], keywords: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    if "given" not in spec:
+        return arguments, keywords
+    try:
+        return given.fill(spec["given"], arguments, keywords)
+    except BaseException as error:
+        name = error.name if isinstance(error, ModuleNotFoundError) else None
+        why = f"the module {name!r} is missing here" if name else f"{type(error).__name__}: {error}"
+        raise CannotLoad(f"a result of another job, which is an argument, cannot be loaded: {why}") from error
 
 
 def _unpickle(spec: dict[str, Any], part: str) -> Any:
