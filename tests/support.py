@@ -6,9 +6,11 @@ bound has to tell apart, such as a wake-up from a look after a silence, is made 
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
@@ -24,3 +26,17 @@ def wait_until(predicate: Callable[[], T], timeout: float, description: str, eve
             return value
         assert time.monotonic() < deadline, f"not within {timeout} s: {description}"
         time.sleep(every)
+
+
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """In order, by force if that takes too long; its pipes are closed. For what a fixture or test has started."""
+    try:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()

@@ -86,11 +86,13 @@ def tls_front(server: QueueServer, certificate: tuple[Path, Path]) -> Iterator[i
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=accept_all, args=(listener,))
         thread.start()
-        yield int(listener.getsockname()[1])
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(PATIENCE_S)
-        for peer in peers:
-            peer.close()
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(PATIENCE_S)
+            for peer in peers:
+                peer.close()
 
 
 def test_tls_reaches_a_server_whose_authority_is_given(
@@ -129,7 +131,7 @@ def sentinel_of(primary_port: int, folder: Path) -> Iterator[int]:
         )
     try:
         with Link(Endpoint(host="127.0.0.1", port=port)) as link:
-            assert link.call_idempotent("PING", deadline_s=20) == b"PONG"
+            assert link.call_idempotent("PING", deadline_s=PATIENCE_S) == b"PONG"
         yield port
     finally:
         sentinel.terminate()
@@ -164,7 +166,7 @@ def test_sentinels_lead_to_the_primary_and_after_a_failover_to_the_next(
         wait_until(lambda: next_primary.call("ROLE")[0] == b"master", PATIENCE_S, "the replica was promoted")
 
         def writes_to_next() -> bool:
-            link.call_idempotent("SET", "b", "2", deadline_s=20)
+            link.call_idempotent("SET", "b", "2", deadline_s=PATIENCE_S)
             return bool(next_primary.call("GET", "b") == b"2")
 
         wait_until(writes_to_next, PATIENCE_S, "the link follows the failover")

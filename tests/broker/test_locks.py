@@ -42,14 +42,14 @@ def test_sharers_exclude_only_an_exclusive_holder(path: Path) -> None:
 def test_a_child_that_inherits_a_lock_holds_it_until_its_end(path: Path) -> None:
     lock = try_lock(path)
     assert lock is not None
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock.descriptor,)
-    )
-    lock.record_pid(child.pid)
-    lock.close()
+    ) as child:
+        lock.record_pid(child.pid)
+        lock.close()
 
-    assert holder_pid(path) == child.pid
-    child.communicate(b"\n", timeout=PATIENCE_S)
+        assert holder_pid(path) == child.pid
+        child.communicate(b"\n", timeout=PATIENCE_S)
     assert wait_until_free(path, PATIENCE_S)
     assert holder_pid(path) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import dramatiq
 import orjson
@@ -41,8 +42,9 @@ def start() -> Iterator[Callable[[CapabilityBroker], None]]:
 
 
 @pytest.fixture
-def broker(valkey: Endpoint, namespace: str) -> CapabilityBroker:
-    return CapabilityBroker(valkey, settings=SETTINGS.changed(namespace=namespace))
+def broker(valkey: Endpoint, namespace: str) -> Iterator[CapabilityBroker]:
+    with closing(CapabilityBroker(valkey, settings=SETTINGS.changed(namespace=namespace))) as broker:
+        yield broker
 
 
 def actor(broker: CapabilityBroker) -> tuple[dramatiq.Actor[[], None], threading.Semaphore]:
@@ -155,7 +157,9 @@ def test_a_worker_that_cannot_register_is_no_member(broker: CapabilityBroker, li
     actor(broker)
     worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=50)
     worker.start()
-    assert broker.member is None
-    worker.stop(timeout=PATIENCE_MS)
-    broker.close()
+    try:
+        assert broker.member is None
+    finally:
+        worker.stop(timeout=PATIENCE_MS)
+        broker.close()
     link.call("DEL", f"{root}workers", *link.call("KEYS", f"{root}worker:*"))

@@ -7,9 +7,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from tests.support import end_process
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL_S = 240
@@ -42,18 +45,21 @@ def test_the_demo_runs_twice_at_once_in_a_place_with_a_space_and_a_long_path(clo
         name: value for name, value in os.environ.items() if not name.startswith(("GPULAYER_", "VIRTUAL_ENV"))
     }
 
-    demos = [
-        subprocess.Popen(
-            ["make", "demo"],
-            cwd=clone,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    outputs = [demo.communicate(timeout=INSTALL_S)[0] for demo in demos]
+    with ExitStack() as ends:
+        demos = []
+        for _ in range(2):
+            demos.append(
+                subprocess.Popen(
+                    ["make", "demo"],
+                    cwd=clone,
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            ends.callback(end_process, demos[-1])
+        outputs = [demo.communicate(timeout=INSTALL_S)[0] for demo in demos]
 
     for demo, output in zip(demos, outputs, strict=True):
         assert demo.returncode == 0, output

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from tests.docs.pages import Block
+from tests.support import end_process
 
 DEADLINE_S = 60.0
 COLUMNS = "110"
@@ -77,8 +78,11 @@ def on_terminal(command: list[str], folder: Path, environment: dict[str, str]) -
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
         )
         os.close(theirs)
-        printed = _read_all(ours)
-        return process.wait(DEADLINE_S), _UNSEEN.sub("", printed).replace("\r\n", "\n")
+        try:
+            printed = _read_all(ours)
+            return process.wait(DEADLINE_S), _UNSEEN.sub("", printed).replace("\r\n", "\n")
+        finally:
+            end_process(process)
     finally:
         os.close(ours)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import dramatiq
@@ -17,7 +17,7 @@ from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.connection import Endpoint
 from gpulayer_broker.results import QueueResults
 from gpulayer_broker.settings import Settings
-from tests.support import PATIENCE_MS, PATIENCE_S
+from tests.support import PATIENCE_MS, end_process
 
 TIMES = {"lease_s": 4.0, "heartbeat_s": 0.4, "lease_grace_s": 0.5}
 
@@ -96,11 +96,10 @@ def cli(cli_environment: Mapping[str, str]) -> Iterator[Cli]:
         started.append(process)
         return process
 
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        process.wait(PATIENCE_S)
+    with ExitStack() as ends:
+        yield start
+        for process in started:
+            ends.callback(end_process, process)
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import dramatiq
 import pytest
@@ -24,8 +25,9 @@ def server(queue_server: Server) -> QueueServer:
 
 
 @pytest.fixture
-def broker(server: QueueServer) -> CapabilityBroker:
-    return CapabilityBroker(server.endpoint, settings=quick_settings())
+def broker(server: QueueServer) -> Iterator[CapabilityBroker]:
+    with closing(CapabilityBroker(server.endpoint, settings=quick_settings())) as broker:
+        yield broker
 
 
 def test_a_send_without_a_queue_is_dramatiqs_connection_error(
@@ -39,7 +41,6 @@ def test_a_send_without_a_queue_is_dramatiqs_connection_error(
 
     with pytest.raises(BrokerConnectionError):
         job.send()
-    broker.close()
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -71,7 +72,6 @@ def test_an_ack_or_nack_without_a_queue_is_tried_until_the_queue_is_back(
         assert runs == [1]
     finally:
         worker.stop()
-        broker.close()
 
 
 def test_a_worker_goes_on_when_the_queue_is_back(server: QueueServer, broker: CapabilityBroker) -> None:
@@ -92,4 +92,3 @@ def test_a_worker_goes_on_when_the_queue_is_back(server: QueueServer, broker: Ca
         wait_until(lambda: seen == [1, 2], PATIENCE_S, "it runs afterwards")
     finally:
         worker.stop()
-        broker.close()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,13 @@ def test_clients_at_once_make_one_set_up(folders: Folders, worker: list[str]) ->
         "from gpulayer_broker.settings import Settings\n"
         "private.ensure_private(Settings(), worker_program=sys.argv[1:])\n"
     )
-    clients = [subprocess.Popen([sys.executable, "-c", script, *worker]) for _ in range(4)]
-    assert [client.wait(PATIENCE_S) for client in clients] == [0, 0, 0, 0]
+    with ExitStack() as ends:
+        clients = [
+            ends.enter_context(subprocess.Popen([sys.executable, "-c", script, *worker])) for _ in range(4)
+        ]
+        for client in clients:
+            ends.callback(client.kill)
+        assert [client.wait(PATIENCE_S) for client in clients] == [0, 0, 0, 0]
 
     pid_of("worker")
     mine = [

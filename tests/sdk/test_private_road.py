@@ -120,7 +120,7 @@ def family(children: int) -> dict[str, object]:
 
 def test_a_job_submits_jobs_of_its_own(set_up: dict[str | None, Client]) -> None:
     job = family.delay(3)
-    told = job.result(80)
+    told = job.result(3 * PATIENCE_S)
 
     assert told["sum"] == 0 + 1 + 4
     assert told["large"] == 3_000_000

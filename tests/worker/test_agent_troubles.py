@@ -118,8 +118,10 @@ def test_a_job_whose_lease_is_over_before_it_begins_is_no_failure_of_its_own(tmp
             null.fileno(),
             lease_until_s=lease_clock_s() - 1,
         )
-        ending = server.start(job).wait(PATIENCE_S)
-    server.close()
+        try:
+            ending = server.start(job).wait(PATIENCE_S)
+        finally:
+            server.close()
     assert ending.refused is not None
     assert ending.expired
 

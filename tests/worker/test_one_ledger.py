@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.settings import Settings
-from tests.support import PATIENCE_S, wait_until
+from tests.support import PATIENCE_S, end_process, wait_until
 from tests.worker.conftest import Hire
 from tests.worker.nvml.scenario import Driver, Gpu
 from tests.worker.test_gpu_jobs import shell
@@ -59,10 +60,10 @@ def start_app(desk: Desk, driver: Driver, tmp_path: Path) -> Iterator[StartApp]:
         command = [sys.executable, "-m", "dramatiq", "app", "--processes", str(processes), "--threads", "2"]
         started.append(subprocess.Popen(command, cwd=tmp_path, env=app_environment(desk, driver, tmp_path)))
 
-    yield start
-    for process in started:
-        process.terminate()
-        process.wait(PATIENCE_S)
+    with ExitStack() as ends:
+        yield start
+        for process in started:
+            ends.callback(end_process, process)
 
 
 def app_environment(desk: Desk, driver: Driver, folder: Path) -> Mapping[str, str]:
@@ -78,9 +79,9 @@ def send_to_app(desk: Desk, count: int, path: Path) -> None:
     def hold(path: str) -> None:
         raise AssertionError("it runs elsewhere")
 
-    for _ in range(count):
-        hold.send(str(path))
-    broker.close()
+    with closing(broker):
+        for _ in range(count):
+            hold.send(str(path))
 
 
 def holds(path: Path, count: int) -> dict[str, list[tuple[int, int]]]:

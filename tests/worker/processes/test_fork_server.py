@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -247,13 +247,13 @@ def test_jobs_are_told_as_lost_although_clearing_up_fails(tmp_path: Path) -> Non
     def fail() -> None:
         raise RuntimeError("no")
 
-    server = ForkServer(sys.executable, {}, after_loss=fail)
-    handle = Bench(tmp_path, server).shell("sleep 1000")
-    handle.started.result(PATIENCE_S)
+    with closing(ForkServer(sys.executable, {}, after_loss=fail)) as server:
+        handle = Bench(tmp_path, server).shell("sleep 1000")
+        handle.started.result(PATIENCE_S)
 
-    os.kill(server.pid, 9)
+        os.kill(server.pid, 9)
 
-    assert handle.wait(PATIENCE_S).lost
+        assert handle.wait(PATIENCE_S).lost
 
 
 def test_a_jobs_end_leaves_what_imports_made_for_the_fork_server(tmp_path: Path, packages: Path) -> None:
