@@ -6,6 +6,7 @@ transition in exactly one call.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -146,11 +147,21 @@ class JobRecord:
 
     @property
     def run_time_s(self) -> float | None:
+        """Of a job that ended before its start was told, as short ones do: what its worker measured."""
+        if self.started_ms is None and self.ended_ms is not None:
+            return _measured_s(self.usage)
         return _span_s(self.started_ms, self.ended_ms)
 
 
 def _span_s(start_ms: int | None, end_ms: int | None) -> float | None:
     return None if start_ms is None or end_ms is None else (end_ms - start_ms) / 1000
+
+
+def _measured_s(usage: bytes) -> float | None:
+    try:
+        return float(json.loads(usage)["wall_s"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 # Everything of the record but its result, which may be large.
