@@ -1,7 +1,8 @@
 """What must hold of a namespace at every instant, whatever happened before: invariants I1 to I5, I7 and I9.
 
 `violations` names each breach in one line. It knows the records and the indexes, and nothing of how they came about:
-model tests, explorers, crash tests and rules share it.
+model tests, explorers, crash tests and rules share it. What concerns arrays, gates and barriers alone is in
+`checker_gates.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from gpulayer_broker.job import ACTIVE, FINAL, QUEUED, STATES
+from gpulayer_broker.job import ACTIVE, FINAL, QUEUED, RUNNING, STATES
+from tests import checker_gates
 from tests.snapshot import Snapshot, Stream, under
 
 HELD, RETURNED = "held", "returned"
@@ -34,12 +36,17 @@ def violations(s: Snapshot) -> list[str]:
         _idle,
         _logs,
         _notices,
+        *checker_gates.CHECKS,
     )
     return [f"{check.__name__[1:]}: {line}" for check in checks for line in check(s)]
 
 
 def running(s: Snapshot) -> dict[str, Job]:
-    return {job: j for job, j in s.jobs.items() if j["state"] in ("scheduled", "running")}
+    """Attempts that a worker holds: jobs, and ranges of arrays; an array itself is held by nobody."""
+    held = {
+        job: j for job, j in s.jobs.items() if j["state"] in ("scheduled", "running") and "count" not in j
+    }
+    return held | s.chunks
 
 
 def ref(job_id: str, j: Job) -> str:
@@ -95,8 +102,8 @@ def _finals(s: Snapshot) -> Iterator[str]:
 
 
 def _places(s: Snapshot) -> Iterator[str]:
-    """A queued job waits in exactly one place: its stream or the clock (I1)."""
-    delayed = s.zsets.get("delayed", {})
+    """A queued job waits in exactly one place: its stream, the clock, or before a gate (I1)."""
+    delayed, gated = s.zsets.get("delayed", {}), checker_gates.waiting(s)
     for job, j in s.jobs.items():
         stream = s.streams.get(_stream_name(j), Stream({}, {}))
         entry = j.get("entry", "") if stream.entries.get(j.get("entry", "")) == {"j": job} else ""
@@ -105,12 +112,15 @@ def _places(s: Snapshot) -> Iterator[str]:
         in_stream, in_clock = bool(entry), job in delayed
         if len(copies) != in_stream:
             yield f"{job} has entries {copies}, knows {j.get('entry')}"
-        if j["state"] == QUEUED and (in_stream == in_clock or consumer == HELD or j.get("token")):
+        places, array = in_stream + in_clock + (job in gated), "count" in j
+        if j["state"] == QUEUED and (places != 1 or consumer == HELD or j.get("token")):
             yield f"{job} is queued: entry {entry!r} of {consumer!r}, delayed {in_clock}, token {j.get('token')!r}"
-        if j["state"] in ("scheduled", "running") and (consumer != HELD or in_clock):
+        if j["state"] in ("scheduled", "running") and (consumer != HELD or places != 1) and not array:
             yield f"{job} is {j['state']}: entry {entry!r} of {consumer!r}, delayed {in_clock}"
-        if j["state"] in FINAL and (in_stream or in_clock):
-            yield f"{job} is {j['state']} and still in its stream or on the clock"
+        if j["state"] == RUNNING and array and (places != in_stream or consumer == HELD):
+            yield f"array {job} runs: entry {entry!r} of {consumer!r}, delayed {in_clock}"
+        if j["state"] in FINAL and places:
+            yield f"{job} is {j['state']} and still in its stream, on the clock or before a gate"
     if unknown := set(delayed) - set(s.jobs):
         yield f"delayed without a record: {sorted(unknown)}"
 
@@ -248,9 +258,10 @@ def _logs(s: Snapshot) -> Iterator[str]:
 def _notices(s: Snapshot) -> Iterator[str]:
     """A client is told of a job once, with the state that it has (I3)."""
     for client, stream in under(s.streams, "done:"):
-        told = Counter(fields["job"] for fields in stream.entries.values())
+        ends = [fields for fields in stream.entries.values() if fields["state"] != "items"]
+        told = Counter(fields["job"] for fields in ends)
         yield from (f"{client} was told {n} times of {job}" for job, n in told.items() if n > 1)
-        for fields in stream.entries.values():
+        for fields in ends:
             state = s.job(fields["job"]).get("state", fields["state"])
             if state != fields["state"]:
                 yield f"{client} was told that {fields['job']} is {fields['state']}, it is {state}"

@@ -16,6 +16,7 @@ for _, key in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do
   elseif kind == 'zset' then value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
   elseif kind == 'set' then value = redis.call('SMEMBERS', key)
   elseif kind == 'string' then value = redis.call('GET', key)
+  elseif kind == 'list' then value = redis.call('LRANGE', key, 0, -1)
   elseif kind == 'stream' then
     local pending = redis.pcall('XPENDING', key, 'g', '-', '+', 1000000)
     value = {redis.call('XRANGE', key, '-', '+'), pending.err and {} or pending}
@@ -42,11 +43,18 @@ class Snapshot:
     zsets: dict[str, dict[str, float]] = field(default_factory=dict)
     sets: dict[str, set[str]] = field(default_factory=dict)
     strings: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, list[str]] = field(default_factory=dict)
     streams: dict[str, Stream] = field(default_factory=dict)
 
     @property
     def jobs(self) -> dict[str, dict[str, str]]:
-        return dict(under(self.hashes, "job:"))
+        return {job: j for job, j in under(self.hashes, "job:") if "/" not in job}
+
+    @property
+    def chunks(self) -> dict[str, dict[str, str]]:
+        """Ranges of arrays that are out; of one that has ended only what answers a repeated report stays."""
+        records = {job: j for job, j in under(self.hashes, "job:") if "/" in job}
+        return {job: j for job, j in records.items() if j.get("state") == "running"}
 
     def job(self, job_id: str) -> dict[str, str]:
         return self.hashes.get(f"job:{job_id}", {})
@@ -77,6 +85,8 @@ def parse(reply: Any) -> Snapshot:
             out.zsets[key] = {k: float(v) for k, v in _pairs(value).items()}
         elif kind == b"set":
             out.sets[key] = {_text(v) for v in value}
+        elif kind == b"list":
+            out.lists[key] = [_text(v) for v in value]
         elif kind == b"stream":
             out.streams[key] = _stream(value)
         else:

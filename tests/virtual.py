@@ -1,7 +1,9 @@
-"""The queue's functions under a clock that a test sets: the same Lua, beside the real library under another name.
+"""The queue's functions under a clock and draws that a test sets: the same Lua, under another name beside the library.
 
-Only the body of `H.now` differs: it reads the time from a key. While `virtual_library` is open, the typed stubs call
-these functions, and no time passes unless the test says so.
+Three things differ. `H.now` reads the time from a key: no time passes unless the test says so. A key that ends at some
+time ends by that clock. Where the order of a set's members is the server's affair (SRANDMEMBER, SMEMBERS), it is
+shuffled by a seed, so that every order that some server may choose comes up and one seed gives the same order on every
+server; or it is the order of their names. The typed stubs call these functions while `virtual_library` is open.
 """
 
 from __future__ import annotations
@@ -14,11 +16,37 @@ from gpulayer_broker import library
 from gpulayer_broker.connection import Link
 
 NAME = "gpulayer_virtual"
-CLOCK = "gpulayer-virtual-clock"
+CLOCK, DRAWS, ENDS = "gpulayer-virtual-clock", "gpulayer-virtual-draws", "gpulayer-virtual-ends"
 START_MS = 1_000_000_000
 
 _NOW = re.compile(r"function H\.now\(\).*?\nend\n", re.DOTALL)
-_VIRTUAL = f"function H.now() return tonumber(redis.call('GET', '{CLOCK}')) end\n"
+_VIRTUAL = f"""
+function H.now()
+  local now = tonumber(redis.call('GET', '{CLOCK}'))
+  for _, key in ipairs(redis.call('ZRANGEBYSCORE', '{ENDS}', '-inf', now)) do
+    redis.call('DEL', key)
+    redis.call('ZREM', '{ENDS}', key)
+  end
+  return now
+end
+function H.ends_at(key, at) redis.call('ZADD', '{ENDS}', at, key) end
+"""
+_END = "redis.call('PEXPIREAT', "
+_DRAW = re.compile(r"redis\.call\('(?:SRANDMEMBER|SMEMBERS)', ")
+_DRAWN = """
+function H.drawn(key, most)
+  local all, state = redis.call('SMEMBERS', key), tonumber(redis.call('GET', '{DRAWS}') or '1')
+  table.sort(all)
+  for last = state == 0 and 1 or #all, 2, -1 do
+    state = state * 16807 % 2147483647
+    local other = state % last + 1
+    all[last], all[other] = all[other], all[last]
+  end
+  redis.call('SET', '{DRAWS}', string.format('%d', state))
+  while most and #all > most do table.remove(all) end
+  return all
+end
+""".replace("{DRAWS}", DRAWS)
 
 
 class Clock:
@@ -32,6 +60,14 @@ class Clock:
         self.now_ms = now_ms
         self._link.call("SET", CLOCK, now_ms)
 
+    def draw_from(self, seed: int) -> None:
+        """From now on the orders of sets are those of this seed."""
+        self._link.call("SET", DRAWS, seed + 1)
+
+    def draw_in_order(self) -> None:
+        """From now on every set gives its members in the order of their names."""
+        self._link.call("SET", DRAWS, 0)
+
     def advance(self, by_ms: int) -> None:
         self.set(self.now_ms + by_ms)
 
@@ -41,6 +77,8 @@ def virtual_source(patches: dict[str, str] | None = None) -> str:
     parts = library.sources()
     parts["h_base.lua"], replaced = _NOW.subn(_VIRTUAL, parts["h_base.lua"])
     assert replaced == 1, "h_base.lua no longer defines H.now as one function"
+    parts = {name: _DRAW.sub("H.drawn(", text.replace(_END, "H.ends_at(")) for name, text in parts.items()}
+    parts["h_base.lua"] += _DRAWN
     code = library.assemble(parts, NAME)
     for old, new in (patches or {}).items():
         assert old in code, f"the library no longer holds {old!r}"
@@ -58,4 +96,4 @@ def virtual_library(link: Link, patches: dict[str, str] | None = None) -> Iterat
     finally:
         library.NAME = real
         link.call("FUNCTION", "DELETE", NAME)
-        link.call("DEL", CLOCK)
+        link.call("DEL", CLOCK, DRAWS, ENDS)

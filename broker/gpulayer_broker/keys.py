@@ -96,7 +96,7 @@ TABLE = (
     KeyKind("barrier:<id>", "hash", "ttl", "a group of messages: how many children, which have succeeded"),
     KeyKind("idem:<key…>", "string", "job", "idempotency key → job and digest of the request"),
     KeyKind("dead:<queue>", "zset", "job", "failed jobs of a logical queue"),
-    KeyKind("after:<id>", "set", "job", "jobs that wait for it to end"),
+    KeyKind("after:<id>", "zset", "job", "jobs that wait for it to end, by age"),
     KeyKind("releasing", "set", "waiting", "jobs whose dependents are still to be released"),
     KeyKind("permits:<key>", "set", "waiting", "jobs that hold a permit of a concurrency key"),
     KeyKind("key:<key>", "zset", "waiting", "jobs that wait for one, by age"),

@@ -1,7 +1,8 @@
 """A plain Python model of the queue: what each function must do, without indexes, streams or Lua.
 
 One `Model` stands beside the real server. It predicts states, grants, ledgers, events and notices; it is written from
-the protocol, not from the Lua, and keeps no index that it could get wrong.
+the protocol, not from the Lua, and keeps no index that it could get wrong. Gates, barriers and arrays are in
+`model_gates.py` and `model_arrays.py`, on top of this one.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ class Job:
 
     @property
     def runs(self) -> bool:
-        return self.state in (SCHEDULED, RUNNING)
+        """Whether a worker holds it: an array is held by nobody, its ranges are."""
+        return self.state in (SCHEDULED, RUNNING) and not self.s.count
 
     @property
     def waits(self) -> bool:
-        return self.state == QUEUED and self.entry is not None
+        return self.entry is not None and not self.runs
 
 
 @dataclass
@@ -85,11 +87,15 @@ class Model:
 
     # Reading --------------------------------------------------------------------------------------------------------
 
+    def attempts(self) -> dict[str, Job]:
+        """Everything that a worker can hold."""
+        return self.jobs
+
     def running(self, worker: str | None = None) -> list[Job]:
-        return [j for j in self.jobs.values() if j.runs and worker in (None, j.worker)]
+        return [j for j in self.attempts().values() if j.runs and worker in (None, j.worker)]
 
     def holds(self, job_id: str, token: str) -> bool:
-        j = self.jobs.get(job_id)
+        j = self.attempts().get(job_id)
         return j is not None and j.runs and j.token == token
 
     # Functions ------------------------------------------------------------------------------------------------------
@@ -105,10 +111,7 @@ class Model:
         self.seq += 1
         j = self.jobs[s.id] = Job(s, self.seq)
         self._event(j)
-        if s.delay_ms > 0:
-            j.phase, j.due_ms = "delayed", self.now_ms + s.delay_ms
-        else:
-            self._ready(j)
+        self._begin(j)
         return "added", s.id
 
     def register(self, machine: Machine) -> None:
@@ -134,35 +137,32 @@ class Model:
             w.nonce, w.grants = o.nonce, []
             if w.state == "online" and w.quarantined_until_ms <= self.now_ms:
                 self._take(w, o)
-        return [(job, token, self.jobs[job].lots) for job, token in w.grants if self.jobs[job].token == token]
+        return [(job, t, self.attempts()[job].lots) for job, t in w.grants if self.holds(job, t)]
 
     def commit(
         self, job_id: str, token: str, verdict: str, delay_ms: int, outbox: Iterable[Submission]
     ) -> str:
-        j = self.jobs[job_id]
-        if not self.holds(job_id, token):
-            return "already" if token and j.ended_token == token else "stale"
+        j = self.attempts().get(job_id)
+        if j is None or not self.holds(job_id, token):
+            return self._refused(j, token)
         self._forgive(j.worker)
         j.reported = True
+        answer = "ok"
         if j.cancel and verdict != SUCCEEDED:
             self._finish(j, CANCELLED)
             answer = "cancelled"
         elif verdict == "retry":
-            self._detach(j)
-            j.state, j.phase, j.entry, j.due_ms = QUEUED, "retrying", None, self.now_ms + delay_ms
-            self._event(j)
-            answer = "ok"
+            self._later(j, delay_ms)
         else:
             self._finish(j, verdict)
-            answer = "ok"
         for s in outbox:
             self.submit(s)
         return answer
 
     def release(self, job_id: str, token: str, how: str) -> str:
-        j = self.jobs[job_id]
-        if not self.holds(job_id, token):
-            return "already" if token and j.ended_token == token else "stale"
+        j = self.attempts().get(job_id)
+        if j is None or not self.holds(job_id, token):
+            return self._refused(j, token)
         j.reported = True
         if how == "unfit":
             self.fits[self.workers[j.worker].machine.class_id].pop(j.s.signature, None)
@@ -179,14 +179,14 @@ class Model:
             if not self.holds(job, token):
                 stale.append(job)
                 continue
-            j = self.jobs[job]
+            j = self.attempts()[job]
             kept.add(job)
             j.lease_ms = self.now_ms + LEASE_MS + GRACE_MS
             if started:
                 self._started(j)
             if j.cancel:
                 cancelled.append(job)
-        for j in self.running(worker):
+        for j in sorted(self.running(worker), key=lambda j: j.s.id):
             if j.s.id not in kept and j.granted_ms < self.now_ms - HEARTBEAT_MS:
                 self._again(j, "retrying")
         self.workers[worker].seen_ms = self.now_ms
@@ -195,7 +195,7 @@ class Model:
     def log(self, job_id: str, token: str) -> str:
         if not self.holds(job_id, token):
             return "stale"
-        self._started(self.jobs[job_id])
+        self._started(self.attempts()[job_id])
         return "ok"
 
     def cancel(self, job_id: str) -> str:
@@ -223,14 +223,27 @@ class Model:
         due = [j for j in self.jobs.values() if j.due_ms is not None and j.due_ms <= self.now_ms]
         for j in sorted(due, key=lambda j: (j.due_ms or 0, j.s.id)):
             j.due_ms = None
-            self._ready(j)
+            self._enter(j)
             self._event(j)
         return len(due), 0 if self._outage() else self._reap()
 
     # Parts ----------------------------------------------------------------------------------------------------------
 
+    def _refused(self, j: Job | None, token: str) -> str:
+        return "already" if j is not None and token and j.ended_token == token else "stale"
+
     def _event(self, j: Job) -> None:
         self.events.append((j.s.id, j.state))
+
+    def _begin(self, j: Job) -> None:
+        if j.s.delay_ms > 0:
+            j.phase, j.due_ms = "delayed", self.now_ms + j.s.delay_ms
+        else:
+            self._enter(j)
+
+    def _enter(self, j: Job) -> None:
+        """Through what stands between a job and its place in line: nothing, without gates."""
+        self._ready(j)
 
     def _ready(self, j: Job) -> None:
         self.seq += 1
@@ -243,12 +256,17 @@ class Model:
                 return
             j, lots = found
             j.attempt += 1
-            j.token = f"{j.attempt}:{o.nonce}{n}"
-            j.state, j.phase = (SCHEDULED if j.s.prepare else RUNNING), ""
-            j.worker, j.node, j.lots = w.machine.id, w.machine.node, lots
-            j.granted_ms, j.lease_ms = self.now_ms, self.now_ms + LEASE_MS + GRACE_MS
-            w.grants.append((j.s.id, j.token))
-            self._event(j)
+            self._grant(j, w, lots, f"{j.attempt}:{o.nonce}{n}")
+
+    def _grant(self, j: Job, w: Worker, lots: tuple[tuple[str, int], ...], token: str) -> None:
+        j.state, j.phase = (SCHEDULED if j.s.prepare else RUNNING), ""
+        self._hold(j, w, lots, token)
+        self._event(j)
+
+    def _hold(self, j: Job, w: Worker, lots: tuple[tuple[str, int], ...], token: str) -> None:
+        j.token, j.worker, j.node, j.lots = token, w.machine.id, w.machine.node, lots
+        j.granted_ms, j.lease_ms = self.now_ms, self.now_ms + LEASE_MS + GRACE_MS
+        w.grants.append((j.s.id, j.token))
 
     def _next(self, w: Worker, o: Offer) -> tuple[Job, tuple[tuple[str, int], ...]] | None:
         """Importance first, then the owner who holds least, then age, of what fits now."""
@@ -305,6 +323,11 @@ class Model:
             self.told.append((client, j.s.id, state))
         j.watchers.clear()
 
+    def _later(self, j: Job, delay_ms: int) -> None:
+        self._detach(j)
+        j.state, j.phase, j.entry, j.due_ms = QUEUED, "retrying", None, self.now_ms + delay_ms
+        self._event(j)
+
     def _again(self, j: Job, phase: str) -> None:
         if j.cancel:
             self._finish(j, CANCELLED)
@@ -322,8 +345,11 @@ class Model:
             self._again(j, "retrying")
 
     def _died(self, worker: str, lost: list[Job]) -> None:
-        for j in lost:
+        for j in sorted(lost, key=lambda j: j.s.id):
             self._lost(j)
+        self._count_death(worker, lost)
+
+    def _count_death(self, worker: str, lost: list[Job]) -> None:
         w = self.workers[worker]
         ids = {j.s.id for j in lost}
         if not ids or ids & set(w.killed):
@@ -357,7 +383,10 @@ class Model:
         kept = [j for j in due if j.s.on_outage == "keep" and not j.cancel]
         for j in kept:
             j.lease_ms = self.now_ms + LEASE_MS
-        lost = [j for j in due if j not in kept]
-        for worker in {j.worker for j in lost}:
-            self._died(worker, [j for j in lost if j.worker == worker])
+        lost = sorted((j for j in due if j not in kept), key=lambda j: (j.lease_ms, j.s.id))
+        by_worker = {j.worker: [other for other in lost if other.worker == j.worker] for j in lost}
+        for j in lost:
+            self._lost(j)
+        for worker, dead in by_worker.items():
+            self._count_death(worker, dead)
         return len(lost)

@@ -200,6 +200,67 @@ def test_others_of_the_same_priority_are_not_kept_waiting_by_a_long_array(
     assert handed_out <= 64 + 50
 
 
+def test_another_owner_has_a_turn_beside_a_long_array(hand: Hand, worker: Machine) -> None:
+    hand.submit(CPU, count=1000, owner="ann")
+    (first,) = hand.claim(worker, 1)
+    end(hand, first, us_each=300)
+    short = hand.submit(CPU, owner="bob")
+
+    handed_out = []
+    while (grant := hand.claim(worker, 1)[0]).id != short:
+        handed_out.append(grant.stop - grant.start)
+        end(hand, grant, us_each=300)
+
+    assert sum(handed_out) <= 64 + 66
+
+
+def test_an_array_alone_on_its_priority_keeps_its_age(hand: Hand) -> None:
+    hand.submit(CPU)
+    array = hand.submit(CPU, count=1000)
+    wide = hand.machine("w2", {CPU: ()}, slots=2)
+    (_plain, first) = hand.claim(wide)
+    end(hand, first, us_each=300)
+    age = hand.get(array, "entry")
+
+    (grant,) = hand.claim(wide)
+
+    assert (grant.start, grant.stop) == (1, 67)
+    assert hand.get(array, "entry") == age
+
+
+def test_ranges_of_an_array_outlive_an_outage_if_it_was_asked_to(hand: Hand, worker: Machine) -> None:
+    hand.submit(CPU, count=1, on_outage="keep")
+    (grant,) = hand.claim(worker, 1)
+    hand.tick()
+    hand.expire(grant.id)
+
+    assert hand.tick().reaped == 0
+    assert end(hand, grant) == "ok"
+
+
+def test_a_range_does_not_succeed_without_its_items(hand: Hand, worker: Machine) -> None:
+    array = hand.submit(CPU, count=1)
+    (grant,) = hand.claim(worker, 1)
+
+    with pytest.raises(ReplyError, match="its items"):
+        hand.commit(worker, grant, "succeeded")
+
+    assert end(hand, grant) == "ok"
+    assert hand.state(array) == "succeeded"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_range_is_no_job_to_cancel_or_to_wait_for(hand: Hand, worker: Machine, ended: bool) -> None:
+    hand.submit(CPU, count=1)
+    (grant,) = hand.claim(worker, 1)
+    if ended:
+        end(hand, grant)
+
+    assert hand.run(fn.cancel(grant.id)) == ("missing", "")
+    assert hand.run(fn.watch("c", [grant.id])) == {grant.id: "missing"}
+    assert not hand.link.call("EXISTS", hand.key("inbox:"), hand.key(f"watchers:{grant.id}"))
+
+
 def test_the_client_is_told_of_each_page_and_of_the_end(hand: Hand, worker: Machine) -> None:
     array = hand.submit(CPU, count=2, client="c1")
     run_all(hand, worker)

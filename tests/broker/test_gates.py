@@ -126,6 +126,27 @@ def test_a_long_chain_ends_though_no_call_is_that_deep(hand: Hand, worker: Machi
     assert hand.state(last) == "cancelled"
 
 
+def test_a_predecessor_that_is_named_twice_is_waited_for_once(hand: Hand, worker: Machine) -> None:
+    first = hand.submit(CPU)
+    second = hand.submit(CPU, after=(first, first))
+    ids(hand, worker)
+
+    finish(hand, worker, first)
+
+    assert ids(hand, worker) == [second]
+
+
+def test_what_comes_after_a_job_is_released_in_the_order_of_its_age(hand: Hand, worker: Machine) -> None:
+    first = hand.submit(CPU)
+    behind = [hand.submit(CPU, after=(first,), permit="db=1") for _ in range(8)]
+    ids(hand, worker)
+    finish(hand, worker, first)
+
+    for job in behind:
+        assert ids(hand, worker) == [job]
+        finish(hand, worker, job)
+
+
 def test_a_retry_does_not_release_what_comes_after(hand: Hand, worker: Machine) -> None:
     first = hand.submit(CPU)
     second = hand.submit(CPU, after=(first,))
@@ -179,6 +200,28 @@ def test_a_lost_worker_keeps_its_jobs_permit_and_a_retry_with_a_delay_gives_it_u
     assert ids(hand, worker) == [second]
 
 
+def test_nobody_passes_a_waiter_by_naming_a_higher_limit(hand: Hand, worker: Machine) -> None:
+    holder, waiter = hand.submit(CPU, permit="db=1"), hand.submit(CPU, permit="db=1")
+
+    late = hand.submit(CPU, permit="db=2")
+
+    assert ids(hand, worker) == [holder]
+    finish(hand, worker, holder)
+    assert ids(hand, worker) == [waiter, late]
+
+
+def test_one_permit_that_comes_free_lets_all_in_whom_their_limits_allow(hand: Hand, worker: Machine) -> None:
+    holder, narrow = hand.submit(CPU, permit="db=1"), hand.submit(CPU, permit="db=1")
+    wide = [hand.submit(CPU, permit="db=3") for _ in range(3)]
+    ids(hand, worker)
+
+    hand.run(fn.cancel(narrow))
+
+    assert ids(hand, worker) == wide[:2]
+    finish(hand, worker, holder)
+    assert ids(hand, worker) == wide[2:]
+
+
 # Rates -------------------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +238,32 @@ def test_no_more_are_admitted_in_a_window_than_the_rate_allows(hand: Hand, worke
         hand.run(fn.cancel(job))
     for job in jobs[:2]:
         finish(hand, worker, job)
+
+
+def test_a_job_that_has_run_has_used_its_admission_even_if_it_is_cancelled(
+    hand: Hand, worker: Machine
+) -> None:
+    first = hand.submit(CPU, rate="api=1/60000")
+    ids(hand, worker)
+    hand.commit(worker, worker.held[first], "retry", delay_ms=60_000)
+
+    hand.run(fn.cancel(first))
+
+    late = hand.submit(CPU, rate="api=1/60000")
+    assert hand.get(late, "phase") == "limited"
+    hand.run(fn.cancel(late))
+
+
+def test_admissions_are_remembered_for_a_window_after_the_last(hand: Hand) -> None:
+    jobs = [hand.submit(CPU, rate="api=2/60000") for _ in range(5)]
+    for job in jobs[2:4]:
+        hand.run(fn.cancel(job))
+
+    hand.submit(CPU, rate="api=2/60000", id="j_between")
+
+    assert hand.link.call("PTTL", hand.key("rate:api")) > 150_000
+    for job in (*jobs, "j_between"):
+        hand.run(fn.cancel(job))
 
 
 def test_a_rated_job_runs_when_its_time_has_come(hand: Hand, worker: Machine) -> None:

@@ -2,11 +2,11 @@
 -- Guarantee: a queued job (in any phase) is final in this call; a scheduled or running one is flagged and its worker told, and is
 --   final by its holder's commit or by the reaper; a success that came first stands.
 -- Keys: root. Arguments: id.
--- Returns: {'cancelled'}, {'asked'}, {'too_late', state} or {'missing'}.
+-- Returns: {'cancelled'}, {'asked'}, {'too_late', state} or {'missing'} (a range of an array is no job).
 register('cancel', {'allow-oom'}, function(K, A)
   local P, now = K[1], H.now()
   local j = H.load(P, A[1])
-  if not j then return {'missing'} end
+  if not j or j.parent ~= '' then return {'missing'} end
   if H.FINAL[j.state] then return {'too_late', j.state} end
   if j.count ~= '' then return H.cancel_array(P, j, now) end
   if j.state == 'queued' then

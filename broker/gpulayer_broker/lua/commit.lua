@@ -77,6 +77,7 @@ register('commit', {'allow-oom'}, function(K, A)
   if wrong then return wrong end
   if unknown then return {'introduce', unknown} end
   local j = H.load(P, A[1])
+  if j and j.parent ~= '' and A[3] == 'succeeded' then return H.refuse('verdict', 'a range of an array succeeds with its items') end
   local verdict = verdict_of(P, j, A, fields, blocks, now)
   if A[after] ~= '1' then
     if j and (verdict == 'ok' or verdict == 'cancelled') then H.poke(P, j.worker, now) end

@@ -40,11 +40,10 @@ local function has_more(P, id, count)
     or tonumber(redis.call('HGET', array_key(P, id), 'cursor') or '0') < count
 end
 
--- the entry stays the head while items are left; after each 64 items an array behind which others wait takes a new age
+-- the entry stays the head while items are left; after each 64 items an array behind which others wait, whoever's they are, takes a new age
 local function keep_in_line(P, c, id, entry, items, now)
   local since = redis.call('HINCRBY', array_key(P, id), 'since', items)
-  local alone = redis.call('ZCARD', P .. 'heads:' .. c.prio .. ':' .. c.owner) == 0
-    and redis.call('XLEN', H.stream(P, c.sig, c.owner, c.prio)) == 1
+  local alone = redis.call('EXISTS', P .. 'waiting:' .. c.prio) == 0
   if since < H.TURN_ITEMS or alone then
     H.put_back(P, c.sig, c.owner, c.prio, entry)
     return entry
@@ -70,7 +69,8 @@ function H.grant_chunk(P, o, w, room, c, n, id, entry, v, now)
   local lots = H.hold(P, o, w, room, c.need, c.lots, chunk, token)
   redis.call('HSET', H.job(P, chunk), 'state', 'running', 'kind', 'chunk', 'parent', id, 'from', from, 'to', to, 'losses', losses,
              'token', token, 'worker', o.worker, 'node', w.node, 'lots', lots, 'sig', c.sig, 'owner', c.owner, 'prio', c.prio,
-             'queue', v.queue, 'attempt', attempt, 'granted_ms', now, 'started_ms', now)
+             'queue', v.queue, 'attempt', attempt, 'granted_ms', now, 'started_ms', now,
+             'on_outage', redis.call('HGET', key, 'on_outage') or '')
   redis.call('SADD', P .. 'chunks:' .. id, chunk)
   redis.call('ZADD', P .. 'leases', now + o.lease + w.grace, chunk)
   redis.call('SADD', P .. 'running:' .. o.worker, chunk)
@@ -98,7 +98,7 @@ local function drop_chunk(P, j, now)
   redis.call('SREM', P .. 'chunks:' .. j.parent, j.id)
   redis.call('DEL', key)
   redis.call('HSET', key, 'state', 'ended', 'parent', j.parent, 'ended_token', j.reported and j.token or '')
-  redis.call('EXPIRE', key, 60)
+  redis.call('PEXPIREAT', key, now + 60000)
 end
 
 -- the array is final when every item has an outcome, or when its cancel was asked for and no chunk is out

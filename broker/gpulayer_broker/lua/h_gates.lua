@@ -1,6 +1,6 @@
 -- Shared: what a job waits for before its stream: predecessors, a rate, a permit. Streams hold runnable jobs only; the call that
 -- ends a predecessor or frees a permit moves the next one in, so nothing is retried.
--- after:<id> jobs that wait for it; permits:<key> jobs that hold one; key:<key> jobs that wait for one, by age;
+-- after:<id> jobs that wait for it, by age; permits:<key> jobs that hold one; key:<key> jobs that wait for one, by age;
 -- rate:<key> admission times, reserved ahead; releasing: jobs whose dependents are still to be released.
 
 local RELEASE_AT_ONCE = 256
@@ -16,19 +16,20 @@ local function reserve(P, rate, id, now)
     at = math.max(now, tonumber(before[2]) + window)
   end
   redis.call('ZADD', key, at, id)
-  redis.call('PEXPIREAT', key, at + window)
+  redis.call('PEXPIREAT', key, redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')[2] + window)
   return at
 end
 
+-- a permit of a key whose jobs may name different limits: nobody passes one that has waited longer
 local function take_permit(P, permit, id, seq)
   local name, limit = string.match(permit, '^(.*)=(%d+)$')
-  if redis.call('SISMEMBER', P .. 'permits:' .. name, id) == 1 then return true end
-  if redis.call('SCARD', P .. 'permits:' .. name) < tonumber(limit) then
-    redis.call('SADD', P .. 'permits:' .. name, id)
-    return true
-  end
-  redis.call('ZADD', P .. 'key:' .. name, seq, id)
-  return false
+  local holders, waiters = P .. 'permits:' .. name, P .. 'key:' .. name
+  if redis.call('SISMEMBER', holders, id) == 1 then return true end
+  redis.call('ZADD', waiters, seq, id)
+  if redis.call('ZRANGE', waiters, 0, 0)[1] ~= id or redis.call('SCARD', holders) >= tonumber(limit) then return false end
+  redis.call('ZREM', waiters, id)
+  redis.call('SADD', holders, id)
+  return true
 end
 
 -- through the gates that are left, into the stream or to wait
@@ -50,24 +51,31 @@ function H.enter(P, id, now)
   return H.ready(P, id, v[1], v[2], v[3], now)
 end
 
--- the permit goes to the one that has waited longest
+-- the permit goes to the one that has waited longest; where jobs name different limits, more than one may have its turn
 function H.free_permit(P, j, now)
   if j.permit == '' then return end
   local name = string.match(j.permit, '^(.*)=%d+$')
   redis.call('ZREM', P .. 'key:' .. name, j.id)
-  if redis.call('SREM', P .. 'permits:' .. name, j.id) == 0 then return end
-  local nx = redis.call('ZPOPMIN', P .. 'key:' .. name)
-  if nx[1] then H.enter(P, nx[1], now) end
+  redis.call('SREM', P .. 'permits:' .. name, j.id)
+  for _ = 1, RELEASE_AT_ONCE do
+    local nx = redis.call('ZRANGE', P .. 'key:' .. name, 0, 0)[1]
+    if not nx then return end
+    if redis.call('HGET', H.job(P, nx), 'state') == 'queued' then H.enter(P, nx, now)
+    else redis.call('ZREM', P .. 'key:' .. name, nx) end
+    if redis.call('ZSCORE', P .. 'key:' .. name, nx) then return end
+  end
 end
 
 -- the predecessors of a new job: how many are still open; nil and the id where one is not known
 local function open_ones(P, b)
-  local open, failed = {}, false
+  local open, failed, seen = {}, false, {}
   for id in string.gmatch(b.after, '[^,]+') do
     local state = redis.call('HGET', H.job(P, id), 'state')
     if not state then return nil, id end
-    if not H.FINAL[state] then open[#open + 1] = id
+    if not H.FINAL[state] then
+      if not seen[id] then open[#open + 1] = id end  -- named twice, waited for once
     elseif state ~= 'succeeded' and b.policy ~= 'ended' then failed = true end
+    seen[id] = true
   end
   return open, failed
 end
@@ -80,10 +88,10 @@ function H.gates(P, b)
   return {open = open, failed = failed}
 end
 
-function H.set_gates(P, b, g)
+function H.set_gates(P, b, g, seq)
   local rare = {}
   if b.after ~= '' then
-    for _, pre in ipairs(g.open) do redis.call('SADD', P .. 'after:' .. pre, b.id) end
+    for _, pre in ipairs(g.open) do redis.call('ZADD', P .. 'after:' .. pre, seq, b.id) end
     rare = {'after', b.after, 'policy', b.policy, 'waits', #g.open}
   end
   if b.permit ~= '' then rare[#rare + 1] = 'permit'; rare[#rare + 1] = b.permit end
@@ -96,9 +104,9 @@ end
 function H.leave_gates(P, j, now)
   H.free_permit(P, j, now)
   if j.after ~= '' then
-    for pre in string.gmatch(j.after, '[^,]+') do redis.call('SREM', P .. 'after:' .. pre, j.id) end
+    for pre in string.gmatch(j.after, '[^,]+') do redis.call('ZREM', P .. 'after:' .. pre, j.id) end
   end
-  local rated = j.rate ~= '' and j.rate or redis.call('HGET', H.job(P, j.id), 'rated')
+  local rated = j.attempt == '0' and redis.call('HGET', H.job(P, j.id), 'rated')  -- one that has run has used its admission
   if rated and j.state == 'queued' then redis.call('ZREM', P .. 'rate:' .. string.match(rated, '^(.*)=%d+/%d+$'), j.id) end
 end
 
@@ -120,7 +128,8 @@ function H.release_dependents(P, id, state, now)
   if redis.call('EXISTS', key) == 0 then return end
   if H.depth < RELEASE_DEPTH then
     H.depth = H.depth + 1
-    for _, dependent in ipairs(redis.call('SPOP', key, RELEASE_AT_ONCE)) do release_one(P, dependent, state, now) end
+    local oldest = redis.call('ZPOPMIN', key, RELEASE_AT_ONCE)
+    for i = 1, #oldest, 2 do release_one(P, oldest[i], state, now) end
     H.depth = H.depth - 1
   end
   if redis.call('EXISTS', key) == 0 then redis.call('SREM', P .. 'releasing', id); return end

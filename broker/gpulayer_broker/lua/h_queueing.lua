@@ -76,7 +76,7 @@ function H.create(P, b, g, now)
   redis.call('HINCRBY', P .. 'sigjobs', b.sig, 1)
   redis.call('ZADD', P .. 'sigseen', now, b.sig)
   H.event(P, b.id, 'queued', now)
-  local gated = H.set_gates(P, b, g)
+  local gated = H.set_gates(P, b, g, seq)
   if g.failed then return H.finish(P, H.load(P, b.id), 'cancelled', 'predecessor_failed', {}, now) end
   if b.delay > 0 then
     redis.call('HSET', H.job(P, b.id), 'phase', 'delayed')

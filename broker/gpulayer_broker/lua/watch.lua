@@ -5,10 +5,10 @@
 register('watch', {}, function(K, A)
   local P, out = K[1], {}
   for i = 2, #A do
-    local state = redis.call('HGET', H.job(P, A[i]), 'state')
-    if not state or H.FINAL[state] then
+    local state, parent = unpack(redis.call('HMGET', H.job(P, A[i]), 'state', 'parent'))
+    if not state or parent or H.FINAL[state] then
       out[#out + 1] = A[i]
-      out[#out + 1] = state or 'missing'
+      out[#out + 1] = not parent and state or 'missing'
     else
       redis.call('SADD', P .. 'watchers:' .. A[i], A[1])
     end
