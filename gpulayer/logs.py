@@ -2,7 +2,8 @@
 
 Pieces come in the order in which they were written, each with its stream, every byte once. Following ends with the job:
 its end is told by the queue, not polled, and what was written before it is read first. A tail that was cut, because
-nobody read it in time, is told in a piece of its own.
+the job wrote faster than it was shipped or read, is told in a piece of its own; who wants the output `whole` gets what
+comes behind the cut when the job has ended, from the log that is complete.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ FIRST_SILENCE_S = 0.2
 # How often a job's progress is looked at, where it is shown.
 PROGRESS_S = 1.0
 COUNT = 200
+HELD_BACK = "output came faster than it could be followed: what is next comes when the job has ended"
 INDEX_BYTES = 64 * 1024 * 1024
 
 
@@ -41,14 +43,23 @@ class Piece:
 
 
 def read_log(
-    session: Session, job_id: str, *, rank: int = 0, follow: bool = False, progress: bool = False
+    session: Session,
+    job_id: str,
+    *,
+    rank: int = 0,
+    follow: bool = False,
+    progress: bool = False,
+    whole: bool = False,
 ) -> Iterator[Piece]:
-    """What the job has written; with `follow`, also what it will write, until it ends, and its `progress` if wanted."""
+    """What the job has written; with `follow`, also what it will write, until it ends, and its `progress` if wanted.
+
+    `whole` misses nothing, at a price: behind a cut nothing more is given before the end.
+    """
     record = session.attempt(lambda queue: queue.record(job_id))
     if record.final:
         yield from _finished(session, record, rank)
     elif follow:
-        yield from _Follower(session, job_id, rank, progress).pieces(record)
+        yield from _Follower(session, job_id, rank, progress, whole).pieces(record)
     else:
         yield from _Tail(record.attempt, rank).rest(session, session.queue.link, job_id)
 
@@ -108,32 +119,39 @@ def lines(pieces: Iterable[Piece]) -> Iterator[str]:
 # A finished job -----------------------------------------------------------------------------------------------------
 
 
-def _finished(session: Session, record: JobRecord, rank: int) -> Iterator[Piece]:
+def _finished(session: Session, record: JobRecord, rank: int, begin: int = 0) -> Iterator[Piece]:
+    """The last attempt's output, from an offset on."""
     kept = json.loads(record.logs) if record.logs else {}
     named = kept.get(str(rank))
     if named is None:
-        yield from _Tail(record.attempt, rank).rest(session, session.queue.link, record.id)
+        yield from _Tail(record.attempt, rank, begin).rest(session, session.queue.link, record.id)
         return
     store = session.store
     data = store.read_bytes(str(named["sha256"]), int(named["size"]))
     index = store.read_bytes(str(named["index_sha256"]), INDEX_BYTES)
     for line in index.splitlines():
         offset, length, stream = json.loads(line)
-        yield Piece(str(stream), data[offset : offset + length])
+        if offset + length > begin:
+            yield Piece(str(stream), data[max(offset, begin) : offset + length])
 
 
 # A live tail --------------------------------------------------------------------------------------------------------
 
 
 class _Tail:
-    """One attempt's live tail, read from where the last reading ended."""
+    """One attempt's live tail, read from where the last reading ended; `begin` is the offset of what is wanted.
 
-    def __init__(self, attempt: int, rank: int) -> None:
+    With `whole` it gives nothing behind a cut, and `cut` is the offset where it stopped.
+    """
+
+    def __init__(self, attempt: int, rank: int, begin: int = 0, *, whole: bool = False) -> None:
         self.attempt = attempt
         self.rank = rank
         self.ended = False
+        self.cut: int | None = None
+        self._whole = whole
         self._last = "0-0"
-        self._offset = 0
+        self._offset = begin
 
     def key(self, session: Session, job_id: str) -> str:
         return session.queue.keys.log(job_id, self.attempt, self.rank)
@@ -151,12 +169,22 @@ class _Tail:
             if b"end" in fields:
                 self.ended = True
                 continue
-            data, top = fields[b"d"], int(entry_id.partition(b"-")[0])
-            lost = top - len(data) - self._offset
-            if lost > 0:
-                yield Piece(NOTE, f"{format_size(lost)} of output are not in the live tail".encode())
+            if self.cut is None:
+                top = int(entry_id.partition(b"-")[0])
+                yield from self._taken(fields[b"s"].decode(), fields[b"d"], top)
+
+    def _taken(self, stream: str, data: bytes, top: int) -> Iterator[Piece]:
+        """The bytes that end at the offset `top`, without those that are known."""
+        lost = top - len(data) - self._offset
+        if lost > 0 and self._whole:
+            self.cut = self._offset
+            yield Piece(NOTE, HELD_BACK.encode())
+            return
+        if lost > 0:
+            yield Piece(NOTE, f"{format_size(lost)} of output are not in the live tail".encode())
+        if top > self._offset:
+            yield Piece(stream, data[max(0, -lost) :])
             self._offset = top
-            yield Piece(fields[b"s"].decode(), data)
 
     def rest(self, session: Session, link: Link, job_id: str) -> Iterator[Piece]:
         """What is there now."""
@@ -170,10 +198,11 @@ class _Tail:
 class _Follower:
     """Follows one job through its attempts; a notice of the queue's says when it has ended."""
 
-    def __init__(self, session: Session, job_id: str, rank: int, progress: bool) -> None:
+    def __init__(self, session: Session, job_id: str, rank: int, progress: bool, whole: bool) -> None:
         self._session = session
         self._job_id = job_id
         self._rank = rank
+        self._whole = whole
         self._client = f"follow-{secrets.token_hex(8)}"
         self._over = False
         self._announced = 0
@@ -184,7 +213,7 @@ class _Follower:
         self._looked_s = 0.0
 
     def pieces(self, record: JobRecord) -> Iterator[Piece]:
-        tail = _Tail(max(1, record.attempt + (record.state == QUEUED)), self._rank)
+        tail = self._tail(max(1, record.attempt + (record.state == QUEUED)))
         link = self._session.link()
         try:
             self._watch()
@@ -196,6 +225,7 @@ class _Follower:
                     link.close()
                     link = self._reconnected()
                 if tail.ended and not self._over:
+                    yield from self._behind_the_cut(link, tail)
                     tail = self._next_attempt(tail)
             yield from self._remaining(link, tail)
         finally:
@@ -206,8 +236,25 @@ class _Follower:
         record = self._record()
         yield from self._announce(record)
         yield from tail.rest(self._session, link, self._job_id)
+        yield from self._behind_the_cut(link, tail)
         for attempt in range(tail.attempt + 1, record.attempt + 1):
-            yield from _Tail(attempt, self._rank).rest(self._session, link, self._job_id)
+            tail = self._tail(attempt)
+            yield from tail.rest(self._session, link, self._job_id)
+            yield from self._behind_the_cut(link, tail)
+
+    def _tail(self, attempt: int) -> _Tail:
+        return _Tail(attempt, self._rank, whole=self._whole)
+
+    def _behind_the_cut(self, link: Link, tail: _Tail) -> Iterator[Piece]:
+        """What an attempt that is over wrote behind a cut: all of it, if the job ended with this attempt."""
+        if tail.cut is None:
+            return
+        begin, tail.cut = tail.cut, None
+        record = self._record()
+        if record.final and record.attempt == tail.attempt:
+            yield from _finished(self._session, record, self._rank, begin)
+        else:
+            yield from _Tail(tail.attempt, self._rank, begin).rest(self._session, link, self._job_id)
 
     def _reconnected(self) -> Link:
         self._session.healed()
@@ -265,4 +312,4 @@ class _Follower:
         if record.final:
             self._over = True
             return tail
-        return _Tail(tail.attempt + 1, self._rank)
+        return self._tail(tail.attempt + 1)

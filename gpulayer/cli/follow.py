@@ -45,7 +45,14 @@ def follow(client: Client, job: Job[Any], outputs_to: Path | None, *, quiet_stdo
 def _show_output(client: Client, job: Job[Any], quiet_stdout: bool) -> None:
     terminal = Terminal(out=sys.stderr.buffer if quiet_stdout else None)
     try:
-        for piece in read_log(client._session, job.id, follow=True, progress=terminal.shows_progress):
+        pieces = read_log(
+            client._session,
+            job.id,
+            follow=True,
+            progress=terminal.shows_progress,
+            whole=not terminal.is_watched,
+        )
+        for piece in pieces:
             if piece.stream == STARTED:
                 terminal.erase()
                 say(f"job {job.id} runs on {client.worker_name(piece.data.decode())}")

@@ -62,6 +62,11 @@ class Terminal:
         """Whether somebody sees a line that is drawn anew."""
         return sys.stderr.isatty()
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether the job's stdout goes to somebody's eyes, not to a file or another program."""
+        return OUT in self._safe
+
     def write(self, piece: Piece) -> None:
         if piece.stream == PROGRESS:
             self._progress = progress_text(piece.data)

@@ -10,11 +10,11 @@ import pytest
 
 from gpulayer.client import Client
 from gpulayer.handle import Job
-from gpulayer.logs import NOTE, STARTED, Piece, lines, read_log
+from gpulayer.logs import HELD_BACK, NOTE, STARTED, Piece, lines, read_log
 from gpulayer_broker import functions as fn
 from gpulayer_broker.functions import Grant
 from tests.sdk.benches import Bench
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, wait_until
 
 
 class Writer:
@@ -35,11 +35,11 @@ def job(client: Client) -> Job[None]:
     return client.submit(["true"])
 
 
-def followed(client: Client, job: Job[None]) -> tuple[threading.Thread, list[Piece]]:
+def followed(client: Client, job: Job[None], *, whole: bool = False) -> tuple[threading.Thread, list[Piece]]:
     pieces: list[Piece] = []
 
     def read() -> None:
-        pieces.extend(read_log(client._session, job.id, follow=True))
+        pieces.extend(read_log(client._session, job.id, follow=True, whole=whole))
 
     thread = threading.Thread(target=read)
     thread.start()
@@ -102,14 +102,70 @@ def test_what_the_tail_has_lost_is_told(client: Client, bench: Bench, job: Job[N
     assert pieces[0].data == b"585.9 kB of output are not in the live tail"
 
 
+def kept(client: Client, data: bytes, index: bytes) -> dict[str, str]:
+    """The field of a commit that names a whole log, which is in the store."""
+    store = client._session.store
+    named = {"sha256": store.put_bytes(data), "size": len(data), "index_sha256": store.put_bytes(index)}
+    return {"logs": json.dumps({"0": named})}
+
+
+def test_who_follows_the_whole_output_gets_what_the_tail_has_lost_at_the_end(
+    client: Client, bench: Bench, job: Job[None]
+) -> None:
+    writer = Writer(bench, bench.take(job.id))
+    parts = [letter * 600_000 for letter in (b"a", b"b", b"c")]
+    for part in parts:
+        writer.write("out", part)
+    thread, pieces = followed(client, job, whole=True)
+    wait_until(lambda: any(piece.stream == NOTE for piece in pieces), PATIENCE_S, "the cut was told")
+    assert output(pieces) == []
+    index = b'[0,600000,"out"]\n[600000,600000,"out"]\n[1200000,600000,"out"]\n'
+    bench.end(job.id, fields=kept(client, b"".join(parts), index))
+    thread.join(PATIENCE_S)
+
+    assert output(pieces) == [("out", part) for part in parts]
+    assert [piece.data for piece in pieces if piece.stream == NOTE] == [HELD_BACK.encode()]
+
+
+def test_behind_a_cut_the_whole_output_goes_on_where_it_stopped(
+    client: Client, bench: Bench, job: Job[None]
+) -> None:
+    writer = Writer(bench, bench.take(job.id))
+    thread, pieces = followed(client, job, whole=True)
+    writer.write("out", b"shown")
+    wait_until(lambda: output(pieces) == [("out", b"shown")], PATIENCE_S, "the beginning was followed")
+    writer.offset += len(b"skipped")
+    writer.write("out", b"last")
+    bench.end(job.id, fields=kept(client, b"shownskippedlast", b'[0,8,"out"]\n[8,8,"err"]\n'))
+    thread.join(PATIENCE_S)
+
+    assert output(pieces) == [("out", b"shown"), ("out", b"ski"), ("err", b"ppedlast")]
+
+
+def test_of_an_attempt_that_was_lost_the_tail_is_all_that_is_behind_a_cut(
+    client: Client, bench: Bench, job: Job[None]
+) -> None:
+    writer = Writer(bench, bench.take(job.id))
+    thread, pieces = followed(client, job, whole=True)
+    writer.write("out", b"shown")
+    writer.offset += len(b"lost")
+    writer.write("out", b"tail")
+    wait_until(lambda: any(piece.stream == NOTE for piece in pieces), PATIENCE_S, "the cut was told")
+    bench.end(job.id, "retry")
+    bench.hand.tick()
+    Writer(bench, bench.take(job.id)).write("out", b"again")
+    bench.end(job.id)
+    thread.join(PATIENCE_S)
+
+    assert output(pieces) == [("out", b"shown"), ("out", b"tail"), ("out", b"again")]
+    assert b"4 B of output are not in the live tail" in [piece.data for piece in pieces]
+
+
 def test_a_finished_job_s_whole_log_comes_from_the_store(
     client: Client, bench: Bench, job: Job[None]
 ) -> None:
-    store = client._session.store
-    data = b"one\ntwo\nthree\n"
     index = b'[0,4,"out"]\n[4,4,"err"]\n[8,6,"out"]\n'
-    named = {"sha256": store.put_bytes(data), "size": len(data), "index_sha256": store.put_bytes(index)}
-    bench.end(job.id, fields={"logs": json.dumps({"0": named})})
+    bench.end(job.id, fields=kept(client, b"one\ntwo\nthree\n", index))
 
     pieces = list(read_log(client._session, job.id))
     assert output(pieces) == [("out", b"one\n"), ("err", b"two\n"), ("out", b"three\n")]
