@@ -125,7 +125,7 @@ def test_a_job_that_may_outlive_an_outage_does(
 
 
 def test_a_worker_whose_commit_waits_through_an_outage_commits_once(
-    desk: Desk, hire: Hire, proxy: Proxy, tmp_path: Path
+    desk: Desk, proxy: Proxy, hire: Hire, tmp_path: Path
 ) -> None:
     worker = hire(endpoint=proxy.endpoint)
     gate, marks = tmp_path / "gate", tmp_path / "marks"
@@ -142,7 +142,7 @@ def test_a_worker_whose_commit_waits_through_an_outage_commits_once(
 
 
 def test_a_worker_can_be_stopped_in_order_while_the_queue_is_away(
-    desk: Desk, hire: Hire, proxy: Proxy
+    desk: Desk, proxy: Proxy, hire: Hire
 ) -> None:
     worker = hire(endpoint=proxy.endpoint, lease_s=2)
     job = desk.shell("echo $$; sleep 300")
