@@ -40,9 +40,10 @@ mutants: ## one-line faults in rules and functions, each of which a named test m
 
 SEED ?= 1
 JOBS ?= 2000
-stress: ## JOBS=2000 jobs under random kills, SEED=1 replays
+GPUS ?= 0
+stress: ## JOBS=2000 jobs under random kills, SEED=1 replays, GPUS=8 with stand-ins that jobs share
 	@$(ENV) dev,examples
-	@$(PY) -m tests.reliability.stress --jobs $(JOBS) --seed $(SEED)
+	@$(PY) -m tests.reliability.stress --jobs $(JOBS) --seed $(SEED) --gpus $(GPUS)
 
 bench: ## benchmarks, side by side with a peer where there is one
 	@$(ENV) dev,examples

@@ -165,8 +165,21 @@ class Supervisor:
                 continue
             self._server_since = time.monotonic()
             self._served.set()
+            self._configure()
             block_until_free(self._folders.server_lock).close()
             log.info("the queue server ended")
+
+    def _configure(self) -> None:
+        """What the queue itself keeps of the settings; a server that has just ended is the next round's."""
+        # Nothing that starts waits for these imports.
+        from gpulayer_broker.connection import Link
+        from gpulayer_broker.queue import Queue
+
+        try:
+            with Link(server_endpoint(self._folders)) as link:
+                Queue(link, self._settings.namespace).configure(self._settings)
+        except QueueUnreachable as error:
+            log.warning("%s", error)
 
     def _keep_worker(self) -> None:
         """Start a worker whenever none holds the worker's lock."""

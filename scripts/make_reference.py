@@ -33,6 +33,7 @@ SETTINGS = {
     "probe_limit_s": "how long a look at the machine's devices may take",
     "probe_every_s": "how often a worker looks at its devices",
     "lost_workers": "the loss that ends a job as `worker_lost`",
+    "placement": "which of the workers that fit is woken first: `spread` the least busy, `pack` the busiest",
     "argument_inline_bytes": "pickled arguments up to this travel in the record, larger ones in the store",
     "argument_blob_bytes": "the most that a call's pickled arguments, or its function, may have",
     "result_bytes": "the most that a function may return, pickled",
@@ -241,6 +242,9 @@ def settings_page() -> str:
             "folder or the nearest one above (if nobody else can write it), `~/.config/gpulayer/config.toml`, the\n"
             'default. A file\'s unknown key is an error. Durations are seconds or `"5m"`, sizes bytes or `"64MiB"`.\n',
             table(("setting", "variable", "default", "meaning"), rows),
+            "`log_tail_bytes`, `lost_workers`, `placement` and `queued_jobs` are kept by the queue, for all of a\n"
+            "namespace. The private set-up writes its own whenever its server starts; a worker that starts writes\n"
+            "those of its own that differ from the defaults.\n",
             "## Other variables\n",
             table(("variable", "meaning"), ((f"`{k}`", v) for k, v in OTHER_VARIABLES.items())),
             "## What a job finds in its environment\n",

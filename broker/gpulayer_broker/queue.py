@@ -56,15 +56,21 @@ class Queue:
         """Loads the Lua library where it is missing."""
         library.load(self.link)
 
-    def configure(self, settings: Settings) -> None:
-        """Writes the limits that the functions themselves keep; whoever administers the namespace calls it."""
-        self.link.call(
-            "HSET",
-            self.keys.named("config"),
-            *("max_queued", settings.queued_jobs),
-            *("lost_workers", settings.lost_workers),
-            *("log_tail", settings.log_tail_bytes),
-        )
+    def configure(self, settings: Settings, *, changed_only: bool = False) -> None:
+        """Writes the settings that the functions themselves keep, which hold for the whole namespace.
+
+        With `changed_only` those that differ from the defaults, and nothing where none does.
+        """
+        default = _kept_by_the_queue(Settings())
+        kept = {
+            name: value
+            for name, value in _kept_by_the_queue(settings).items()
+            if not changed_only or value != default[name]
+        }
+        if kept:
+            self.link.call(
+                "HSET", self.keys.named("config"), *(part for item in kept.items() for part in item)
+            )
 
     def run(self, call: Call[T]) -> T:
         """The parsed reply; sent again after a lost connection, because every function bears it."""
@@ -292,3 +298,12 @@ def _eligible_text(record: bytes, caps: bytes) -> tuple[int, ...] | None:
         return eligible_groups(requirements.decode(record), capabilities.decode(caps))
     except GpulayerError:
         return None
+
+
+def _kept_by_the_queue(settings: Settings) -> dict[str, str | int]:
+    return {
+        "max_queued": settings.queued_jobs,
+        "lost_workers": settings.lost_workers,
+        "log_tail": settings.log_tail_bytes,
+        "placement": settings.placement,
+    }

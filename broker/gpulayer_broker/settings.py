@@ -25,6 +25,7 @@ from gpulayer_broker.units import GIB, MIB, parse_duration, parse_size
 PREFIX = "GPULAYER_"
 PROJECT_FILE = Path(".gpulayer", "config.toml")
 DAY_S = 86400.0
+PLACEMENTS = ("spread", "pack")
 
 log = logging.getLogger("gpulayer")
 
@@ -45,6 +46,7 @@ class Settings:
     probe_limit_s: float = 10.0
     probe_every_s: float = 60.0
     lost_workers: int = 3
+    placement: str = "spread"
 
     argument_inline_bytes: int = MIB
     argument_blob_bytes: int = 256 * MIB
@@ -196,6 +198,12 @@ def _text(value: object) -> str:
     return value
 
 
+def _placement(value: object) -> str:
+    if value not in PLACEMENTS:
+        raise ValueError(f"'{value}' is none of {', '.join(PLACEMENTS)}")
+    return str(value)
+
+
 def _address(value: object) -> str:
     from gpulayer_broker.endpoint import Endpoint
 
@@ -207,6 +215,8 @@ def _address(value: object) -> str:
 def _reader_of(name: str, kind: str) -> Callable[[Any], Any]:
     if name == "redis_url":
         return _address
+    if name == "placement":
+        return _placement
     if name.endswith("_s"):
         return parse_duration
     if name.endswith("_bytes"):

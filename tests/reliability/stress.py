@@ -1,7 +1,8 @@
 """Many small jobs on a private set-up whose parts are killed at random: each ends exactly once, with its own result.
 
 `python -m tests.reliability.stress --jobs 2000 --seed S` prints the seed and a summary, and exits with 1 where anything
-is lost, doubled, wrong or left behind. The seed decides jobs and faults; their timing is the machine's.
+is lost, doubled, wrong or left behind. The seed decides jobs and faults; their timing is the machine's. `--gpus 8` is
+the run with devices: see `device_stress.py`.
 
 Killed (-9) are job processes, fork servers, workers, the supervisor and the queue server. Each job appends a line to a
 file of its own when an attempt begins and one when it ends: attempts may be many, but none runs twice, and one end is
@@ -21,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,66 +30,23 @@ from gpulayer import private
 from gpulayer_broker.connection import Link
 from gpulayer_broker.errors import GpulayerError, JobNotFound
 from gpulayer_broker.folders import locate_folders
+from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.settings import Settings
 from gpulayer_broker.spec import Spec
 from tests import checker
 from tests.leaks import leaks
 from tests.reliability.history import History, account
 from tests.reliability.nemesis import fork_servers, is_gone, job_processes, kill, processes_of
+from tests.reliability.stress_jobs import KINDS, Job, Mark, Report, make_job, work
 from tests.snapshot import read
 from tests.support import PATIENCE_S
 from tests.workers import Desk, WorkerProcess
 
 SETTINGS = Settings(lease_s=4, heartbeat_s=0.4, lease_grace_s=0.5, term_grace_s=1, lost_workers=1_000_000)
 RETRIES = {"max_retries": 50, "min_backoff": 10, "max_backoff": 50}
-KINDS = ("job", "fork server", "worker", "server", "supervisor")
 WEIGHTS = (50, 20, 18, 6, 6)
 WORKERS = 3
 CLIENT = "stress"
-# What a job writes of itself: begin or end, the attempt, its process id.
-Mark = tuple[str, int, int]
-
-
-@dataclass
-class Job:
-    """What was asked for, and what must come of it."""
-
-    number: int
-    id: str
-    kind: str
-    retried: bool
-
-    @property
-    def words(self) -> bytes:
-        return b"result %d\n" % self.number
-
-
-@dataclass
-class Report:
-    """What happened, in numbers, and what must not have."""
-
-    jobs: int
-    seed: int
-    kills: Counter[str] = field(default_factory=Counter)
-    killed_pids: set[int] = field(default_factory=set)
-    restarts: int = 0
-    took_s: float = 0.0
-    standstill_s: float = 0.0
-    states: Counter[str] = field(default_factory=Counter)
-    attempts: int = 0
-    losses: int = 0
-    faults: list[str] = field(default_factory=list)
-
-    def text(self) -> str:
-        kills = ", ".join(f"{self.kills[kind]} {kind}s" for kind in KINDS)
-        states = ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
-        lines = [
-            f"seed {self.seed}: {self.jobs} jobs in {self.took_s:.1f} s: {states}",
-            f"killed {sum(self.kills.values())}: {kills}; {self.restarts} restarts of workers",
-            f"{self.attempts} attempts, {self.losses} lost; longest time without an end {self.standstill_s:.1f} s",
-            f"faults: {len(self.faults)}",
-        ]
-        return "\n".join(lines + [f"  {fault}" for fault in self.faults[:50]])
 
 
 class Stress:
@@ -150,25 +108,33 @@ class Stress:
     def _hire(self, number: int) -> WorkerProcess:
         log = self.folder / f"worker-{number}.log"
         endpoint = self.desk.endpoint
-        options = ("--node", f"n{number}")
         return WorkerProcess(
             endpoint,
             "default",
             f"stress-{number}",
             log,
-            *options,
+            *self._worker_options(number),
             slots=3,
             environment=SETTINGS.as_environment(),
         )
+
+    def _worker_options(self, number: int) -> tuple[str, ...]:
+        """Each on a machine of its own."""
+        return ("--node", f"n{number}")
+
+    def _needs(self, job: Job) -> Requirements | None:
+        """What a job asks for, if it is anything but a CPU."""
+        return None
 
     def _submit(self) -> None:
         """A client that is patient: what it does not know it submits again, under the same id."""
         desk = Desk(self.desk.endpoint, "default", CLIENT)
         for job in self.jobs:
+            needs = self._needs(job)
             spec, options = self._spec(job)
             while not self._over.is_set():
                 with suppress(GpulayerError), self._history.call("submit", id=job.id):
-                    desk.submit(spec, id=job.id, options=options)
+                    desk.submit(spec, id=job.id, options=options, needs=needs)
                     break
         desk.close()
 
@@ -176,8 +142,8 @@ class Stress:
         options = RETRIES if job.retried else {}
         mark = self.marks / job.id
         if job.kind == "function":
-            return self.desk.function_spec(work, str(mark), job.number), options
-        begin, end = f"echo begin $GPULAYER_ATTEMPT $$ >> {mark}", f"echo end $GPULAYER_ATTEMPT >> {mark}"
+            return self.desk.function_spec(self._function, str(mark), job.number), options
+        begin, end = self._begin_and_end(mark)
         body = {
             "command": f"echo result {job.number}",
             "outputs": f"echo result {job.number} | tee $GPULAYER_OUTPUTS/file",
@@ -186,6 +152,14 @@ class Stress:
         return self.desk.command_spec(
             "sh", "-c", f"{begin}; {body}; sleep 0.0{job.number % 8}; {end}"
         ), options
+
+    @property
+    def _function(self) -> Callable[[str, int], list[int]]:
+        return work
+
+    def _begin_and_end(self, mark: Path) -> tuple[str, str]:
+        """What a command does first and last."""
+        return f"echo begin $GPULAYER_ATTEMPT $$ >> {mark}", f"echo end $GPULAYER_ATTEMPT >> {mark}"
 
     def _keep_up(self) -> None:
         """What an init system does for workers, and any command of the user for the private set-up."""
@@ -255,6 +229,7 @@ class Stress:
                 faults.append(f"{job.id} is lost")
         faults += account(self._history.lines(), present)
         faults += self._still_held()
+        faults += self._more_faults()
         faults += checker.violations(read(self.desk.link, self.desk.queue.keys.root))
         faults += leaks(self.desk.link, self.desk.queue.keys.root)
 
@@ -304,6 +279,10 @@ class Stress:
         words = [line.split() for line in lines]
         return [(w[0], int(w[1]), int(w[2]) if len(w) > 2 else 0) for w in words]
 
+    def _more_faults(self) -> list[str]:
+        """What else must hold, in a kind of run that has more to it."""
+        return []
+
     def _still_held(self) -> list[str]:
         """The ledger is full again: nothing is held, leased, running or open."""
         root = self.desk.queue.keys.root
@@ -328,25 +307,6 @@ class Stress:
         faults += [f"folder {path} is left" for path in state.glob("workers/*/scratch/*")]
         self.desk.close()
         self._history.close()
-
-
-def make_job(dice: random.Random, number: int) -> Job:
-    kind = dice.choices(("command", "function", "outputs", "failing"), (45, 35, 10, 10))[0]
-    return Job(number, f"j_stress{number:06d}", kind, kind == "failing" or dice.random() < 0.3)
-
-
-def work(mark: str, number: int) -> list[int]:
-    """The function of the jobs that are functions."""
-    import os
-    import time
-
-    attempt = os.environ["GPULAYER_ATTEMPT"]
-    with open(mark, "a") as file:
-        file.write(f"begin {attempt} {os.getpid()}\n")
-    time.sleep(number % 8 / 100)
-    with open(mark, "a") as file:
-        file.write(f"end {attempt}\n")
-    return [number, number**2]
 
 
 def _present(status: Mapping[str, Any], part: str) -> list[int]:
@@ -378,13 +338,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--gpus", type=int, default=0, help="so many stand-ins, which jobs of 1 to 4 share")
     parser.add_argument(
         "--patience", type=float, default=1800, help="seconds until jobs without an end are given up"
     )
     args = parser.parse_args()
     print(f"seed {args.seed}", flush=True)
     with own_state() as folder:
-        report = Stress(args.jobs, args.seed, folder, args.patience).run()
+        kind: Callable[..., Stress] = Stress
+        if args.gpus:
+            from tests.reliability.device_stress import DeviceStress
+
+            kind = partial(DeviceStress, gpus=args.gpus)
+        report = kind(args.jobs, args.seed, folder, args.patience).run()
     print(report.text())
     if report.faults:
         print(f"kept: {folder}")

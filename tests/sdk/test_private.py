@@ -318,3 +318,18 @@ def test_nothing_of_it_listens_on_tcp(folders: Folders, worker: list[str]) -> No
 
     for part in ("server", "worker", "supervisor"):
         assert psutil.Process(pid_of(part)).net_connections(kind="inet") == []
+
+
+def test_what_the_queue_keeps_of_the_settings_is_written_and_written_again(
+    folders: Folders, worker: list[str]
+) -> None:
+    def kept(link: Link) -> bytes | None:
+        answer: bytes | None = link.call("HGET", "gpulayer:{default}:config", "lost_workers")
+        return answer
+
+    with start(worker, lost_workers=7) as link:
+        wait_until(lambda: kept(link) == b"7", PATIENCE_S, "the settings are written")
+        link.call("FLUSHALL")
+    kill(pid_of("server"))
+    with start(worker, lost_workers=7) as link:
+        wait_until(lambda: kept(link) == b"7", PATIENCE_S, "they are written by the server's keeper again")

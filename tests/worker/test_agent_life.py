@@ -150,6 +150,18 @@ def test_a_worker_without_slots_left_leaves_the_job_to_the_next(desk: Desk, hire
     assert {desk.record(first).worker, desk.record(second).worker} == set(desk.workers())
 
 
+def test_what_a_worker_was_told_for_the_whole_namespace_is_written(desk: Desk, hire: Hire) -> None:
+    def kept() -> dict[bytes, bytes]:
+        flat = desk.link.call("HGETALL", f"{desk.queue.keys.root}config")
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    hire(environment={"GPULAYER_PLACEMENT": "pack"})
+    assert kept() == {b"placement": b"pack"}
+
+    hire()
+    assert kept() == {b"placement": b"pack"}
+
+
 def test_a_worker_listens_on_no_port(desk: Desk, hire: Hire, valkey: Endpoint) -> None:
     worker = hire()
     job = desk.shell("echo $$; sleep 300")

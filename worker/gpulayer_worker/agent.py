@@ -179,6 +179,7 @@ class Agent:
         fallback = fallback_folders(self.home)
         scratch = self.home / "scratch"
         queue = Queue(Link(self.options.endpoint), self.settings.namespace)
+        queue.configure(self.settings, changed_only=True)
         logs = Logs(queue, self.settings.log_bytes)
         pool = Pool(fallback, str(scratch), after_loss=ending.reap_strays)
         meters = DeviceMeters(self.hardware.readings)
