@@ -16,7 +16,7 @@ from gpulayer.submitting import Order
 from gpulayer_broker import requirements
 from gpulayer_broker.errors import BlobMissing, UsageError
 from gpulayer_broker.items import Items, pack_items, read_outcomes
-from gpulayer_broker.job import JobRecord
+from gpulayer_broker.job import MESSAGE, JobRecord
 from gpulayer_broker.spec import Payload, Spec, decode, message_options
 
 
@@ -65,6 +65,11 @@ def _ended_spec(record: JobRecord) -> Spec:
     if not record.final:
         raise UsageError(
             f"job {record.id} is {record.state}: only what has ended can be run again", job_id=record.id
+        )
+    if record.kind == MESSAGE:
+        raise UsageError(
+            f"job {record.id} is a message of a Dramatiq app, which requeues it: broker.requeue_dead_letters",
+            job_id=record.id,
         )
     return decode(record.spec)
 

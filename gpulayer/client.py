@@ -26,7 +26,7 @@ from gpulayer.targets import Target, resolve_target
 from gpulayer.waiter import Waiter
 from gpulayer_broker import functions
 from gpulayer_broker.errors import GpulayerError, JobNotFound, UsageError
-from gpulayer_broker.job import ACTIVE, STATES, JobRecord
+from gpulayer_broker.job import ACTIVE, RUNNING, SCHEDULED, STATES, JobRecord
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.spec import Spec
 
@@ -372,12 +372,12 @@ class Client:
     def explain(self, job_id: str) -> Explanation:
         """Which workers can run a job, and of each other one why not."""
         from gpulayer.explaining import explain
-        from gpulayer_broker.requirements import decode
-        from gpulayer_broker.spec import decode as decode_spec
+        from gpulayer.needs import needs_of
 
         refuse_group(job_id)
         record = self._session.attempt(lambda queue: queue.record(job_id))
-        return explain(decode(decode_spec(record.spec).requirements), self.workers())
+        runs_on = record.worker if record.state in (SCHEDULED, RUNNING) else ""
+        return explain(needs_of(self._session, record), self.workers(), runs_on)
 
 
 _defaults: dict[str | None, Client] = {}

@@ -44,10 +44,15 @@ class Explanation:
         return "\n".join([f"needs {self.needs}", *lines, self.summary])
 
 
-def explain(needs: Requirements, workers: Sequence[WorkerRecord]) -> Explanation:
-    """Every worker's answer; what a newer release wrote cannot be judged, and its worker is left out."""
+def explain(needs: Requirements, workers: Sequence[WorkerRecord], runs_on: str = "") -> Explanation:
+    """Every worker's answer; what a newer release wrote cannot be judged, and its worker is left out.
+
+    `runs_on` is the id of the worker that runs the job already: it is not held against it that the job is there.
+    """
     judged = [
-        (worker, _reasons(needs, worker, worker.capabilities)) for worker in workers if worker.capabilities
+        (worker, _reasons(needs, worker, worker.capabilities, runs_on))
+        for worker in workers
+        if worker.capabilities
     ]
     verdicts = tuple(
         WorkerVerdict(
@@ -56,10 +61,15 @@ def explain(needs: Requirements, workers: Sequence[WorkerRecord]) -> Explanation
         for worker, found in judged
         if worker.capabilities
     )
-    return Explanation(needed(needs), verdicts, summary([found for _, found in judged]))
+    runner = next((f"it runs on {worker.name}" for worker in workers if worker.id == runs_on), "")
+    return Explanation(needed(needs), verdicts, runner or summary([found for _, found in judged]))
 
 
-def _reasons(needs: Requirements, worker: WorkerRecord, capabilities: Capabilities) -> list[Reason]:
+def _reasons(
+    needs: Requirements, worker: WorkerRecord, capabilities: Capabilities, runs_on: str
+) -> list[Reason]:
+    if worker.id == runs_on:
+        return [Reason("yes", "runs it")]
     return judge(needs, capabilities, worker.live(needs))
 
 

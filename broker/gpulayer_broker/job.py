@@ -19,6 +19,9 @@ ACTIVE = (QUEUED, SCHEDULED, RUNNING)
 FINAL = (SUCCEEDED, FAILED, CANCELLED, TIMED_OUT)
 STATES = ACTIVE + FINAL
 
+# The kind of a job that is a message of a Dramatiq app: what it is to do is for that app alone to read.
+MESSAGE = "message"
+
 PHASES = ("ready", "delayed", "blocked", "limited", "retrying")
 
 # Why a job ended: a lost machine must never look like a user's failure.

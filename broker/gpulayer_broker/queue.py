@@ -223,6 +223,11 @@ class Queue:
             out.append(decode_record(job_id, dict(zip(RECORD_FIELDS, values, strict=True))))
         return out
 
+    def requirements(self, signature: str) -> bytes | None:
+        """What a signature stands for, canonical; None once no open job has it."""
+        found: bytes | None = self.link.call("HGET", self.keys.named("signatures"), signature)
+        return found
+
     def newest(self, state: str, most: int, skip: int = 0) -> list[str]:
         """Ids of jobs in a state, newest first."""
         ids = self.link.call("ZREVRANGE", self.keys.jobs(state), skip, skip + most - 1)

@@ -1,7 +1,8 @@
 """The workers as the queue knows them: a read-only view for whoever shows or explains them.
 
-Read in three round trips, so that a page of many workers costs the queue little. What a worker has free is reckoned
-from the jobs that it holds, and from what it last told of its devices.
+Read in three round trips, so that a page of many workers costs the queue little. What a worker has free is reckoned as
+a claim reckons it: from what is held of its slots, from what all workers of its machine hold, and from what it last
+told of its devices.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gpulayer_broker.worker_devices import WorkerDevice, devices_of
 MISSED_HEARTBEATS = 3
 # Of all that is installed in a worker's Python, what is shown; anything can be asked for.
 WELL_KNOWN = ("cupy", "jax", "mlx", "numpy", "onnxruntime", "paddlepaddle", "tensorflow", "torch")
-_FIELDS = ("node", "class", "slots", "memory", "heartbeat_ms", "state", "since_ms", "info")
+_FIELDS = ("node", "class", "slots", "cpus", "memory", "heartbeat_ms", "state", "since_ms", "info")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def well_known(frameworks: Iterable[tuple[str, str]], asked: Iterable[str] = ())
 
 
 def read_workers(queue: Queue) -> list[WorkerRecord]:
-    """All workers, sorted by id."""
+    """All workers, sorted by name."""
     pairs, classes, clock = _raised(
         queue.link.pipeline(
             [
@@ -99,28 +100,47 @@ def read_workers(queue: Queue) -> list[WorkerRecord]:
         commands.append(("SMEMBERS", queue.keys.running(worker)))
     replies = _raised(queue.link.pipeline(commands))
     facts = [_facts(values) for values in replies[0::2]]
-    ledger = _ledger(queue, [job for running in replies[1::2] for job in running], [f["info"] for f in facts])
-    return [
+    ledger = _ledger(queue, facts)
+    records = [
         _record(worker, now_ms - seen[worker], facts[i], replies[2 * i + 1], known, ledger)
         for i, worker in enumerate(names)
     ]
+    return sorted(records, key=lambda record: (record.name, record.id))
+
+
+@dataclass(frozen=True)
+class _Lot:
+    """What one attempt holds of its machine, and by which worker."""
+
+    worker: str
+    cpus: int
+    memory_bytes: int
 
 
 @dataclass(frozen=True)
 class _Ledger:
-    """What jobs hold: the signature of each running job, and the holders of each device."""
+    """What jobs hold of each machine, and the holders of each device."""
 
-    signatures: dict[bytes, bytes]
+    nodes: dict[str, Sequence[_Lot]]
     devices: dict[str, Sequence[bytes]]
 
 
-def _ledger(queue: Queue, job_ids: Sequence[bytes], infos: Iterable[dict[str, Any]]) -> _Ledger:
-    uuids = sorted({str(facts.get("uuid")) for info in infos for facts in info.get("devices") or ()})
-    commands: list[tuple[str, ...]] = [("HGET", queue.keys.job(job.decode()), "sig") for job in job_ids]
+def _ledger(queue: Queue, facts: Sequence[dict[str, Any]]) -> _Ledger:
+    nodes = sorted({str(each["node"]) for each in facts})
+    uuids = sorted(
+        {str(device.get("uuid")) for each in facts for device in each["info"].get("devices") or ()}
+    )
+    commands: list[tuple[str, ...]] = [("HVALS", queue.keys.held(node)) for node in nodes]
     commands += [("HVALS", queue.keys.device(uuid)) for uuid in uuids]
     replies = _raised(queue.link.pipeline(commands))
-    signatures = dict(zip(job_ids, (reply or b"" for reply in replies), strict=False))
-    return _Ledger(signatures, dict(zip(uuids, replies[len(job_ids) :], strict=True)))
+    held = [tuple(_lot(entry) for entry in reply) for reply in replies[: len(nodes)]]
+    return _Ledger(dict(zip(nodes, held, strict=True)), dict(zip(uuids, replies[len(nodes) :], strict=True)))
+
+
+def _lot(entry: bytes) -> _Lot:
+    """From a value of a machine's ledger: `<worker> <CPUs> <MiB>`."""
+    worker, cpus, memory_mib = entry.decode().rsplit(" ", 2)
+    return _Lot(worker, int(cpus), int(memory_mib) * MIB)
 
 
 def _facts(values: Sequence[bytes | None]) -> dict[str, Any]:
@@ -136,9 +156,10 @@ def _record(
     classes: dict[str, bytes],
     ledger: _Ledger,
 ) -> WorkerRecord:
-    jobs = sorted(running)
-    amounts = [amounts_of(ledger.signatures.get(job, b"").decode()) for job in jobs]
+    lots = ledger.nodes[facts["node"]]
     slots, memory_bytes = int(facts["slots"] or 0), int(facts["memory"] or 0) * MIB
+    own_cpus = slots - sum(lot.cpus for lot in lots if lot.worker == worker)
+    node_cpus = int(facts["cpus"] or 0) - sum(lot.cpus for lot in lots)
     late = age_ms > MISSED_HEARTBEATS * int(facts["heartbeat_ms"] or 10_000)
     return WorkerRecord(
         id=worker,
@@ -146,10 +167,10 @@ def _record(
         state=_state(facts["state"], late),
         heartbeat_age_s=max(0.0, age_ms / 1000),
         slots=slots,
-        free_slots=max(0, slots - sum(cpus for cpus, _ in amounts)),
+        free_slots=max(0, min(own_cpus, node_cpus)),
         memory_bytes=memory_bytes,
-        free_memory_bytes=max(0, memory_bytes - sum(memory for _, memory in amounts)),
-        running=tuple(job.decode() for job in jobs),
+        free_memory_bytes=max(0, memory_bytes - sum(lot.memory_bytes for lot in lots)),
+        running=tuple(job.decode() for job in sorted(running)),
         capabilities=_decoded(classes.get(facts["class"], b"")),
         info=facts["info"],
         devices=devices_of(facts["info"], ledger.devices),
@@ -160,14 +181,6 @@ def _state(told: str, late: bool) -> Literal["online", "draining", "offline"]:
     if late or told == "offline":
         return "offline"
     return "draining" if told == "draining" else "online"
-
-
-def amounts_of(signature: str) -> tuple[int, int]:
-    """(CPUs, bytes of memory) that a signature takes; nothing for what is no signature."""
-    parts = signature.split(".")
-    if len(parts) < 5 or not (parts[2].isdigit() and parts[3].isdigit()):
-        return 0, 0
-    return int(parts[2]), int(parts[3]) * MIB
 
 
 def _decoded(record: bytes) -> Capabilities | None:
