@@ -5,6 +5,7 @@ from __future__ import annotations
 import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
+from dramatiq.middleware import CurrentMessage
 
 from gpulayer_broker.broker import CapabilityBroker, Needs
 from gpulayer_broker.errors import BadRequirement
@@ -20,6 +21,27 @@ def test_an_actor_says_what_it_needs_and_a_message_may_say_otherwise(broker: Cap
 
     assert broker.queue.record(one.message_id).signature.startswith("g1.")
     assert broker.queue.record(four.message_id).signature.startswith("g4.")
+
+
+def test_a_retry_keeps_what_its_message_alone_needs(broker: CapabilityBroker, start: Start) -> None:
+    seen: list[tuple[str, str]] = []
+    broker.add_middleware(CurrentMessage())
+
+    @dramatiq.actor(cpus=1, memory="1MB", max_retries=1, min_backoff=1, max_backoff=2)
+    def fails() -> None:
+        message = CurrentMessage.get_current_message()
+        assert message is not None
+        signature = broker.queue.record(message.message_id).signature
+        seen.append((message.options["memory"], signature))
+        raise ValueError("once more")
+
+    sent = fails.send_with_options(memory="2MB")
+    start()
+    broker.join("default", timeout=PATIENCE_MS)
+
+    signature = broker.queue.record(sent.message_id).signature
+    assert seen == [("2MB", signature)] * 2
+    assert broker.queue.record(fails.send().message_id).signature != signature
 
 
 def test_a_pipelines_next_message_goes_where_its_own_actor_needs(
