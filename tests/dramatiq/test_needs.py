@@ -35,12 +35,12 @@ def test_a_retry_keeps_what_its_message_alone_needs(broker: CapabilityBroker, st
         seen.append((message.options["memory"], signature))
         raise ValueError("once more")
 
-    sent = fails.send_with_options(memory="2MB")
+    sent = fails.send_with_options(memory="100MB")
     start()
     broker.join("default", timeout=PATIENCE_MS)
 
     signature = broker.queue.record(sent.message_id).signature
-    assert seen == [("2MB", signature)] * 2
+    assert seen == [("100MB", signature)] * 2
     assert broker.queue.record(fails.send().message_id).signature != signature
 
 
