@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpulayer.narrowing import Condition, condition_texts, narrowing, narrowing_line
 from gpulayer_broker.availability import cpus_text
 from gpulayer_broker.capabilities import Capabilities
-from gpulayer_broker.gpu_matching import gpus_text
 from gpulayer_broker.matching import Fits, Reason, summary, verdict
 from gpulayer_broker.matching import explain as judge
 from gpulayer_broker.requirements import Requirements
@@ -31,6 +31,7 @@ class Explanation:
 
     needs: str
     workers: tuple[WorkerVerdict, ...]
+    conditions: tuple[Condition, ...]
     summary: str
 
     @property
@@ -41,7 +42,12 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [f"{worker.worker}: {'; '.join(worker.reasons)}" for worker in self.workers]
-        return "\n".join([f"needs {self.needs}", *lines, self.summary])
+        return "\n".join([f"needs {self.needs}", *lines, *self.narrowing, self.summary])
+
+    @property
+    def narrowing(self) -> list[str]:
+        """The line about the conditions; of one worker its own reasons say as much."""
+        return [narrowing_line(self.conditions, len(self.workers))] if len(self.workers) > 1 else []
 
 
 def explain(needs: Requirements, workers: Sequence[WorkerRecord], runs_on: str = "") -> Explanation:
@@ -61,8 +67,10 @@ def explain(needs: Requirements, workers: Sequence[WorkerRecord], runs_on: str =
         for worker, found in judged
         if worker.capabilities
     )
+    able = [worker.capabilities for worker, _ in judged if worker.capabilities]
     runner = next((f"it runs on {worker.name}" for worker in workers if worker.id == runs_on), "")
-    return Explanation(needed(needs), verdicts, runner or summary([found for _, found in judged]))
+    told = runner or summary([found for _, found in judged])
+    return Explanation(needed(needs), verdicts, narrowing(needs, able), told)
 
 
 def _reasons(
@@ -95,20 +103,4 @@ def provides(capabilities: Capabilities, needs: Requirements) -> str:
 
 def needed(needs: Requirements) -> str:
     """What is asked for, in a line."""
-    parts = [f"accelerator {needs.accelerator}"]
-    if needs.gpus:
-        parts.append(gpus_text(needs.gpus))
-    if needs.gpu_memory_bytes:
-        parts.append(f"{format_size(needs.gpu_memory_bytes)} GPU memory")
-    if needs.gpu_models:
-        parts.append(f"gpu model {' or '.join(needs.gpu_models)}")
-    parts += [f"{name} {wanted}".rstrip() for name, wanted in needs.frameworks]
-    if needs.cpus:
-        parts.append(cpus_text(needs.cpus))
-    for size_bytes, what in ((needs.memory_bytes, "memory"), (needs.disk_bytes, "disk")):
-        if size_bytes:
-            parts.append(f"{format_size(size_bytes)} {what}")
-    if needs.python:
-        parts.append(f"python {needs.python}")
-    parts += [f"label {key}={value}" for key, value in needs.labels]
-    return ", ".join(parts)
+    return ", ".join(condition_texts(needs))

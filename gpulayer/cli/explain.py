@@ -61,4 +61,5 @@ def _document(found: Explanation) -> dict[str, Any]:
 def _print(found: Explanation) -> None:
     rows = [(each.worker, each.fits, "; ".join(each.reasons), each.provides) for each in found.workers]
     print_table(("worker", "fits", "reasons", "provides"), rows)
-    say(found.summary)
+    for line in (*found.narrowing, found.summary):
+        say(line)
