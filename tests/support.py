@@ -9,7 +9,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -40,3 +42,14 @@ def end_process(process: subprocess.Popen[Any]) -> None:
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+@contextmanager
+def in_background(*works: Callable[[], object]) -> Iterator[None]:
+    """Each in a thread of its own meanwhile; all have ended when the block has. The first error of one is raised then,
+    unless the block has one of its own."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        running = [pool.submit(work) for work in works]
+        yield
+        for each in running:
+            each.result(PATIENCE_S)

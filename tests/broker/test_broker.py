@@ -15,7 +15,7 @@ from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.connection import Endpoint
 from gpulayer_broker.errors import BadRequirement
 from gpulayer_broker.settings import Settings
-from tests.support import PATIENCE_MS, PATIENCE_S, wait_until
+from tests.support import PATIENCE_MS, PATIENCE_S, in_background, wait_until
 
 Start = Callable[..., dramatiq.Worker]
 
@@ -274,12 +274,10 @@ def test_stopping_gives_back_what_has_not_started(broker: CapabilityBroker, star
     running = hold.send()
     worker = start(threads=1)
     assert started.wait(PATIENCE_S)
-    stopping = threading.Thread(target=worker.stop)
-    stopping.start()
-    wait_until(lambda: _state_of_worker(broker) == b"draining", PATIENCE_S, "claims closed")
-    late = hold.send()
-    gate.set()
-    stopping.join(PATIENCE_S)
+    with in_background(worker.stop):
+        wait_until(lambda: _state_of_worker(broker) == b"draining", PATIENCE_S, "claims closed")
+        late = hold.send()
+        gate.set()
 
     assert broker.queue.record(running.message_id).state == "succeeded"
     assert broker.queue.record(late.message_id).state == "queued"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import pytest
 
@@ -11,6 +10,7 @@ from gpulayer.cli.terminal import SafeBytes
 from gpulayer_broker import functions as fn
 from tests.cli.conftest import Cli
 from tests.sdk.benches import Bench
+from tests.support import in_background
 
 
 def submitted(cli: Cli, *options: str) -> str:
@@ -81,14 +81,9 @@ def test_wait_ends_with_the_job_s_own_code(
     cli: Cli, bench: Bench, verdict: str, reason: str, error: dict[str, int], code: int
 ) -> None:
     job_id = submitted(cli)
-    ending = threading.Thread(
-        target=bench.end,
-        args=(job_id, verdict),
-        kwargs={"reason": reason, "fields": {"error": json.dumps(error)}},
-    )
-    ending.start()
-    outcome = cli("wait", job_id)
-    ending.join()
+    fields = {"error": json.dumps(error)}
+    with in_background(lambda: bench.end(job_id, verdict, reason=reason, fields=fields)):
+        outcome = cli("wait", job_id)
 
     assert outcome.code == code
     assert outcome.out == f"{job_id}\t{verdict}\n"

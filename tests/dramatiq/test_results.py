@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
+from functools import partial
 
 import dramatiq
 import pytest
@@ -16,7 +16,7 @@ from gpulayer_broker.connection import Endpoint, plain_client
 from gpulayer_broker.errors import UsageError
 from gpulayer_broker.results import QueueResults
 from tests.dramatiq.conftest import Start, quick_settings
-from tests.support import PATIENCE_MS, PATIENCE_S, wait_until
+from tests.support import PATIENCE_MS, PATIENCE_S, in_background, wait_until
 
 
 @pytest.fixture
@@ -138,11 +138,8 @@ def test_many_threads_wait_for_results_at_once(start: Start, add: dramatiq.Actor
         )
 
     start()
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with in_background(*(partial(ask, n) for n in range(10))):
+        pass
 
     assert sorted(found) == list(range(10))
 

@@ -13,7 +13,7 @@ from gpulayer_broker.attempts import STALE
 from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.interrupts import Interrupted
 from tests.dramatiq.conftest import Cli, Lines, Send, Start
-from tests.support import PATIENCE_MS, PATIENCE_S, wait_until
+from tests.support import PATIENCE_MS, PATIENCE_S, in_background, wait_until
 
 
 def test_a_message_that_waits_can_be_aborted(broker: CapabilityBroker, start: Start) -> None:
@@ -135,13 +135,11 @@ def test_what_a_stopping_worker_holds_but_has_not_begun_is_at_the_head_again(
     assert began.wait(PATIENCE_S)
     for n in range(3):
         keep.send(n)
-    stopping = threading.Thread(target=worker.stop)
-    stopping.start()
-    wait_until(
-        lambda: broker.member is None or not broker.member.claims.is_open, PATIENCE_S, "claims are closed"
-    )
-    gate.set()
-    stopping.join(PATIENCE_S)
+    with in_background(worker.stop):
+        wait_until(
+            lambda: broker.member is None or not broker.member.claims.is_open, PATIENCE_S, "claims are closed"
+        )
+        gate.set()
     assert seen == []
 
     start(threads=1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
@@ -20,7 +20,7 @@ from gpulayer_broker.keys import root_of
 from tests.queueing import Hand
 from tests.sdk.benches import Bench, bad, good
 from tests.servers import QueueServer
-from tests.support import PATIENCE_S, wait_until
+from tests.support import PATIENCE_S, in_background, wait_until
 
 pytestmark = pytest.mark.usefixtures("remotely")
 
@@ -56,12 +56,10 @@ def test_pages_reach_who_took_a_map_up_again_as_they_come(
     (job,) = results.jobs
     values = iter(client.map_result(job.id))
     late: list[int] = []
-    reader = threading.Thread(target=lambda: late.append(next(values)))
-    reader.start()
-    watchers = bench.hand.key(f"watchers:{job.id}")
-    wait_until(lambda: bench.hand.link.call("SCARD", watchers) == 1, PATIENCE_S, "the array is watched")
-    bench.serve_array(job.id, doubled, chunks=1)
-    reader.join(PATIENCE_S)
+    with in_background(lambda: late.append(next(values))):
+        watchers = bench.hand.key(f"watchers:{job.id}")
+        wait_until(lambda: bench.hand.link.call("SCARD", watchers) == 1, PATIENCE_S, "the array is watched")
+        bench.serve_array(job.id, doubled, chunks=1)
 
     assert late == [0]
     bench.serve_array(job.id, doubled)
@@ -145,14 +143,12 @@ def test_a_map_outlives_a_kill_of_the_server_and_its_restart(
         results = client.submit_map(pack_function(abs), calls, plan_of({"isolation": "warm"}), sized=True)
         (job,) = results.jobs
         values: list[int] = []
-        reading = threading.Thread(target=lambda: values.extend(results))
-        reading.start()
-        bench.serve_array(job.id, doubled, chunks=2, us_each=20_000)
-        wait_until(lambda: len(values) == 2, PATIENCE_S, "two results have come")
-        server.kill()
-        server.start()
-        bench.serve_array(job.id, doubled, us_each=20_000)
-        reading.join(PATIENCE_S)
+        with in_background(lambda: values.extend(results)):
+            bench.serve_array(job.id, doubled, chunks=2, us_each=20_000)
+            wait_until(lambda: len(values) == 2, PATIENCE_S, "two results have come")
+            server.kill()
+            server.start()
+            bench.serve_array(job.id, doubled, us_each=20_000)
 
         assert values == [2 * n for n in range(6)]
 
@@ -179,12 +175,8 @@ def test_a_forked_child_reads_a_map_that_its_parent_submitted(bench: Bench) -> N
 def test_two_threads_read_one_map(bench: Bench) -> None:
     results = double.map(range(300))
     seen: list[list[int]] = []
-    readers = [threading.Thread(target=lambda: seen.append(results.results())) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    bench.serve_array(results.jobs[0].id, doubled)
-    for reader in readers:
-        reader.join(PATIENCE_S)
+    with in_background(*[lambda: seen.append(results.results())] * 3):
+        bench.serve_array(results.jobs[0].id, doubled)
 
     assert seen == [[2 * n for n in range(300)]] * 3
 
@@ -201,13 +193,8 @@ def test_closing_the_client_ends_every_reading(address: str, bench: Bench) -> No
         except gl.QueueUnreachable as error:
             errors.append(error)
 
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
     slot = results.jobs[0]._slot
-    wait_until(lambda: len(slot.callbacks) == 2, PATIENCE_S, "both wait")
-    client.close()
-    for reader in readers:
-        reader.join(PATIENCE_S)
+    with in_background(read, read), closing(client):
+        wait_until(lambda: len(slot.callbacks) == 2, PATIENCE_S, "both wait")
 
     assert len(errors) == 2

@@ -17,7 +17,7 @@ from gpulayer.client import Client
 from gpulayer.payload import PackedFunction, pack_arguments, pack_function, preloads
 from gpulayer_broker import spec as specs
 from gpulayer_broker.errors import NotPicklable, UsageError
-from tests.support import PATIENCE_S, wait_until
+from tests.support import PATIENCE_S, in_background, wait_until
 
 LOCK = threading.Lock()
 
@@ -203,13 +203,11 @@ def test_other_threads_find_cloudpickle_as_it_was() -> None:
             pack_function(means)
             counts["packed"] += 1
 
-    threads = [threading.Thread(target=pack) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: counts["packed"] > 50, PATIENCE_S, "functions are pickled by several threads")
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with in_background(pack, pack, pack):
+        try:
+            wait_until(lambda: counts["packed"] > 50, PATIENCE_S, "functions are pickled by several threads")
+        finally:
+            stop.set()
     assert not cloudpickle.list_registry_pickle_by_value()
 
 

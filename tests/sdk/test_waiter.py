@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from gpulayer_broker.keys import root_of
 from tests.queueing import Hand
 from tests.sdk.benches import Bench
 from tests.servers import QueueServer
-from tests.support import PATIENCE_S, wait_until
+from tests.support import PATIENCE_S, in_background, wait_until
 
 
 def work() -> int:
@@ -44,12 +45,8 @@ def test_a_wait_is_woken_and_does_not_poll(
 def test_many_threads_wait_for_one_job(client: Client, bench: Bench) -> None:
     job = client.submit(work)
     results: list[int] = []
-    threads = [threading.Thread(target=lambda: results.append(job.result(PATIENCE_S))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    bench.give(job.id, 5)
-    for thread in threads:
-        thread.join()
+    with in_background(*[lambda: results.append(job.result(PATIENCE_S))] * 8):
+        bench.give(job.id, 5)
 
     assert results == [5] * 8
 
@@ -58,10 +55,8 @@ def test_another_process_s_job_is_waited_for(client: Client, address: str, bench
     job = client.submit(work)
     with Client(redis=address) as other:
         handle = other.get(job.id)
-        waiter = threading.Thread(target=bench.give, args=(job.id, 9))
-        waiter.start()
-        assert handle.result(PATIENCE_S) == 9
-        waiter.join()
+        with in_background(lambda: bench.give(job.id, 9)):
+            assert handle.result(PATIENCE_S) == 9
 
 
 def test_a_job_that_ended_before_it_was_asked_for_is_known_at_once(
@@ -156,13 +151,11 @@ def test_it_survives_a_kill_of_the_server_and_its_restart(
         bench = Bench(Hand(link, root_of("default")), "default")
         job = client.submit(work)
         results: list[int] = []
-        waiting = threading.Thread(target=lambda: results.append(job.result(PATIENCE_S)))
-        waiting.start()
-        wait_until(lambda: client._waiter._link is not None, PATIENCE_S, "the waiter is connected")
-        server.kill()
-        server.start()
-        bench.give(job.id, 6)
-        waiting.join(PATIENCE_S)
+        with in_background(lambda: results.append(job.result(PATIENCE_S))):
+            wait_until(lambda: client._waiter._link is not None, PATIENCE_S, "the waiter is connected")
+            server.kill()
+            server.start()
+            bench.give(job.id, 6)
 
         assert results == [6]
         after = client.submit(work)
@@ -204,11 +197,8 @@ def test_closing_the_client_ends_its_waits_and_its_thread(address: str) -> None:
         except gl.QueueUnreachable as error:
             errors.append(error)
 
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    wait_until(lambda: client._waiter._link is not None, PATIENCE_S, "the waiter is connected")
-    client.close()
-    waiting.join(PATIENCE_S)
+    with in_background(wait), closing(client):
+        wait_until(lambda: client._waiter._link is not None, PATIENCE_S, "the waiter is connected")
 
     assert [type(error) for error in errors] == [gl.QueueUnreachable]
     wait_until(
@@ -224,11 +214,9 @@ def test_closing_the_client_ends_its_waits_and_its_thread(address: str) -> None:
 def test_read_notices_leave_the_queue(client: Client, bench: Bench, link: Link) -> None:
     key = bench.hand.key(f"done:{client._waiter.client}")
     jobs = [job for batch in _batches(client, 1200) for job in batch]
-    done = threading.Thread(target=lambda: bench.serve(1200, lambda _: 1))
-    done.start()
-    for job in jobs:
-        job.wait(PATIENCE_S)
-    done.join()
+    with in_background(lambda: bench.serve(1200, lambda _: 1)):
+        for job in jobs:
+            job.wait(PATIENCE_S)
 
     assert link.call("XLEN", key) < 1000
 

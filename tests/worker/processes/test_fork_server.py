@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from gpulayer_worker.processes.fork_server import ForkServer
 from gpulayer_worker.processes.pool import environment_for
 from gpulayer_worker.runner import proctree
-from tests.support import PATIENCE_S, wait_until
+from tests.support import PATIENCE_S, in_background, wait_until
 
 from .bench import Bench, is_gone, value
 
@@ -49,11 +49,8 @@ def test_two_hundred_jobs_started_at_once_from_many_threads_all_end(bench: Bench
         handles = [bench.shell(f"exit {number}") for _ in range(20)]
         endings.extend((number, handle.wait(PATIENCE_S)) for handle in handles)
 
-    threads = [threading.Thread(target=start_some, args=(number,)) for number in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with in_background(*(partial(start_some, number) for number in range(10))):
+        pass
 
     assert len(endings) == 200
     assert all(end.exit.code == number for number, end in endings)
