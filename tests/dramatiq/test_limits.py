@@ -30,7 +30,7 @@ def test_a_concurrent_rate_limiter_holds_across_threads(
     at_once, most, lock = [0], [0], threading.Lock()
     done: list[int] = []
 
-    @dramatiq.actor(max_retries=100, min_backoff=5, max_backoff=20)
+    @dramatiq.actor(max_retries=100_000, min_backoff=5, max_backoff=20)
     def alone(n: int) -> None:
         with limiter.acquire():
             with lock:
