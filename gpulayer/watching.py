@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from gpulayer.bar import Bar
     from gpulayer.mapping import MapResult
+    from gpulayer.notebook import NotebookBar
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ class Drawing:
 
     def __init__(self, result: MapResult[Any]) -> None:
         self._result = result
-        self._bar: Bar | None = None
+        self._bar: Bar | NotebookBar | None = None
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         if result._manner.progress and somebody_looks():
@@ -66,12 +67,10 @@ class Drawing:
             self._timer.start()
 
     def _draw(self) -> None:
-        from gpulayer.bar import open_bar
-
         with self._lock:
             if self._timer is not None:
                 result = self._result
-                self._bar = open_bar(result._manner.name, lambda: (result._ended(), result._calls()))
+                self._bar = _open_bar(result._manner.name, lambda: (result._ended(), result._calls()))
 
     def close(self) -> None:
         """Ends the bar; nothing is drawn afterwards."""
@@ -84,6 +83,18 @@ class Drawing:
             if self._bar is not None:
                 self._bar.stop()
                 self._bar = None
+
+
+def _open_bar(name: str, counts: Callable[[], tuple[int, int]]) -> Bar | NotebookBar | None:
+    if not _in_notebook():
+        from gpulayer.bar import open_bar
+
+        return open_bar(name, counts)
+    from gpulayer.notebook import NotebookBar
+
+    bar = NotebookBar(name, counts)
+    bar.start()
+    return bar
 
 
 def somebody_looks() -> bool:
