@@ -45,9 +45,9 @@ stress: ## JOBS=2000 jobs under random kills, SEED=1 replays, GPUS=8 with stand-
 	@$(ENV) dev,examples
 	@$(PY) -m tests.reliability.stress --jobs $(JOBS) --seed $(SEED) --gpus $(GPUS)
 
-bench: ## benchmarks, side by side with a peer where there is one
+bench: ## benchmarks beside their peers, small; ARGS=--record: in full, into the docs, on a quiet machine
 	@$(ENV) dev,examples
-	@$(PY) benchmarks/submit_queue.py $(ARGS)
+	@$(PY) -m benchmarks $(ARGS)
 
 wheel: ## the built wheel, checked in an environment of its own
 	@$(ENV) dev,examples

@@ -3,7 +3,7 @@
     python -m benchmarks.burst [--repeats 5] [--scale 1.0] [--only gpulayer,rq] [--save FOLDER]
 
 Each system runs by its plain road and by its own fastest documented one, on a server of its own with the same settings,
-with two worker processes of one thread. Repeats are interleaved: each runs every system, in another order. A road is
+with two worker processes. Repeats are interleaved: each runs every system, in another order. A road is
 given as many jobs as take about a second, for what does not depend on the number; `--scale` multiplies them.
 """
 

@@ -23,6 +23,10 @@ from gpulayer_broker.job import new_job_id
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements, build_requirements
 
+LOAD_VARIABLE = "BENCH_LOAD"
+
+_load_at_start = os.getloadavg()[0]
+
 
 @contextmanager
 def own_queue() -> Iterator[tuple[Endpoint, Queue]]:
@@ -78,6 +82,9 @@ def machine() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
+        # Of the minute before: what else the machine was doing. One value for all benchmarks of a run.
+        "load": float(os.environ.get(LOAD_VARIABLE) or _load_at_start),
+        "day": time.strftime("%Y-%m-%d"),
     }
 
 

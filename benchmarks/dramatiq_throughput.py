@@ -4,13 +4,12 @@ Both send one by one and read every result, through one worker process that is a
 printed are medians, the spread and the ratio of the medians. `--profile` shows where the worker of ours spends its
 time.
 
-    python -m benchmarks.dramatiq_throughput --messages 3000 --threads 8 --repeats 5
+    python -m benchmarks.dramatiq_throughput --messages 3000 --threads 8 --repeats 5 [--save FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 from dramatiq.worker import ConsumerThread, WorkerThread
 
-from benchmarks.common import machine, median, own_queue
+from benchmarks.common import median, own_queue, save
 from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.connection import Endpoint, plain_client
 from gpulayer_broker.results import QueueResults
@@ -125,7 +124,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         for _ in range(args.repeats):
             for kind in KINDS:
                 runs[kind].append(measure(kind, endpoint, args.threads, args.messages, args.profile))
-    return {"machine": machine(), "messages": args.messages, "threads": args.threads, "runs": runs}
+    return {"messages": args.messages, "threads": args.threads, "runs": runs}
 
 
 def show(found: dict[str, Any]) -> None:
@@ -146,7 +145,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--save", metavar="FOLDER", help="keep the raw figures below benchmarks/results/")
     parser.add_argument("--work", nargs=2, metavar=("KIND", "URL"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
@@ -154,10 +153,8 @@ def main() -> None:
         work(args.work[0], Endpoint.parse(args.work[1]), args.threads, args.profile)
         return
     found = compare(args)
-    if args.json:
-        print(json.dumps(found))
-    else:
-        show(found)
+    show(found)
+    save("dramatiq_throughput", found, args.save)
 
 
 if __name__ == "__main__":
