@@ -25,8 +25,12 @@ from gpulayer_broker.units import format_size
 OUT, ERR = "out", "err"
 # GPUlayer's own: something to know, the worker that an attempt runs on, how far the job says that it is (JSON).
 NOTE, STARTED, PROGRESS = "note", "started", "progress"
+# Nothing was heard for a while of a job that has not begun: who follows it may want to know why.
+WAITS = "waits"
 SILENCE_S = 5.0
 FIRST_SILENCE_S = 0.2
+# So long a job may wait before that is worth a word.
+WAITS_S = 2.0
 # How often a job's progress is looked at, where it is shown.
 PROGRESS_S = 1.0
 COUNT = 200
@@ -36,7 +40,7 @@ INDEX_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some bytes of one stream: out, err, or GPUlayer's own (note, started, progress)."""
+    """Some bytes of one stream: out, err, or GPUlayer's own (note, started, progress, waits)."""
 
     stream: str
     data: bytes
@@ -110,7 +114,7 @@ def lines(pieces: Iterable[Piece]) -> Iterator[str]:
     for piece in pieces:
         if piece.stream == NOTE:
             yield piece.data.decode()
-        elif piece.stream not in (STARTED, PROGRESS):
+        elif piece.stream in (OUT, ERR):
             yield from streams.setdefault(piece.stream, Lines()).feed(piece.data)
     for stream in streams.values():
         yield from stream.rest()
@@ -211,6 +215,7 @@ class _Follower:
         self._with_progress = progress
         self._progress = ""
         self._looked_s = 0.0
+        self._begun_s = time.monotonic()
 
     def pieces(self, record: JobRecord) -> Iterator[Piece]:
         tail = self._tail(max(1, record.attempt + (record.state == QUEUED)))
@@ -303,6 +308,8 @@ class _Follower:
         self._watch()
         record = self._record()
         yield from self._announce(record)
+        if record.state == QUEUED and time.monotonic() - self._begun_s > WAITS_S:
+            yield Piece(WAITS, b"")
         tail.ended = tail.ended or record.attempt > tail.attempt
         self._silence_s = min(self._most_silence_s, self._silence_s * 2)
 

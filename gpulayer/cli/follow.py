@@ -16,12 +16,17 @@ from gpulayer.cli.terminal import Terminal
 from gpulayer.client import Client
 from gpulayer.fetching import fetch_outputs
 from gpulayer.handle import RUNS_FOLDER, Job
-from gpulayer.logs import STARTED, read_log
+from gpulayer.logs import STARTED, WAITS, read_log
 from gpulayer.outcome import error_of
 from gpulayer_broker.errors import StoreError
 from gpulayer_broker.job import SUCCEEDED, JobRecord
 
 DETACHED = 130
+PHASES_SAID = {
+    "delayed": "it is to begin later",
+    "blocked": "a job that it comes after has not ended",
+    "limited": "the jobs of its key leave it no room yet",
+}
 
 
 def follow(client: Client, job: Job[Any], outputs_to: Path | None, *, quiet_stdout: bool = False) -> int:
@@ -52,14 +57,47 @@ def _show_output(client: Client, job: Job[Any], quiet_stdout: bool) -> None:
             progress=terminal.shows_progress,
             whole=not terminal.is_watched,
         )
+        waiting = _Waiting(client, job.id)
         for piece in pieces:
             if piece.stream == STARTED:
                 terminal.erase()
                 say(f"job {job.id} runs on {client.worker_name(piece.data.decode())}")
+            elif piece.stream == WAITS:
+                waiting.tell()
             else:
                 terminal.write(piece)
     finally:
         terminal.erase()
+
+
+class _Waiting:
+    """Says why a job has not begun, and again when the reason has become another."""
+
+    def __init__(self, client: Client, job_id: str) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._told = ""
+
+    def tell(self) -> None:
+        record = self._client.get(self._job_id).record
+        reason = PHASES_SAID.get(record.phase) or self._room()
+        if not reason or reason == self._told:
+            return
+        place = "" if self._told else self._place(record)
+        self._told = reason
+        say(f"job {self._job_id} waits: {reason}{place}")
+
+    def _room(self) -> str:
+        """Why no worker takes it; nothing where one is about to, or is being started by this very command."""
+        found = self._client.explain(self._job_id)
+        starts = self._client.target.is_private and not found.workers
+        return "" if starts or found.fits == "yes" else found.summary
+
+    def _place(self, record: JobRecord) -> str:
+        from gpulayer.position import position_of
+
+        place = self._client._session.attempt(lambda queue: position_of(queue, record))
+        return f" ({place})" if place and place.ahead else ""
 
 
 def _ended(client: Client, record: JobRecord) -> str:
