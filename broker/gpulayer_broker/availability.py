@@ -50,6 +50,7 @@ class Live:
     state: Literal["online", "draining", "offline"] = "online"
     offline_s: float = 0.0
     driver_answers: bool = True
+    disk_full: bool = False
 
 
 def busy_texts(req: Requirements, caps: Capabilities, live: Live) -> list[str]:
@@ -136,6 +137,8 @@ def state_texts(req: Requirements, live: Live) -> list[str]:
     texts = ["draining"] if live.state == "draining" else []
     if req.wants_gpu and not live.driver_answers:
         texts.append("driver not answering")
+    if live.disk_full:
+        texts.append("disk full")
     if live.state == "offline":
         texts.append(f"offline for {format_duration(live.offline_s)}")
     return texts

@@ -56,6 +56,7 @@ class Claims:
         self.capacity = 0
         self.lots: Callable[[], tuple[DeviceLot, ...]] = tuple
         self.disk_mib: Callable[[], int] = lambda: 1 << 40
+        self.has_room: Callable[[], bool] = lambda: True
         self._deliver = deliver
         self._register = register
         self._on_superseded = on_superseded
@@ -81,7 +82,8 @@ class Claims:
 
     @property
     def free(self) -> int:
-        return max(0, self.capacity - len(self.attempts)) if self._open else 0
+        """How many jobs may be asked for; none where the machine could not even make a job's folder."""
+        return max(0, self.capacity - len(self.attempts)) if self._open and self.has_room() else 0
 
     def claim(self) -> int:
         """Claims for what is free; how many jobs came."""
@@ -107,7 +109,7 @@ class Claims:
     ) -> Committed:
         """Ends the attempt and claims for the place that it leaves, in one call."""
         with self.lock:
-            question = self._question() if self._open and claim_next else None
+            question = self._question() if self._open and claim_next and self.has_room() else None
             offer = self._offer(question, self.free + 1) if question else None
             committed = self.queue.commit(ending, offer, needs)
             self.attempts.remove(attempt)

@@ -65,6 +65,7 @@ class WorkerRecord:
             state=self.state,
             offline_s=self.heartbeat_age_s,
             driver_answers=bool(self.info.get("driver_answers", True)),
+            disk_full=bool(self.info.get("disk_full", False)),
         )
 
 

@@ -57,6 +57,7 @@ def test_a_worker_with_all_that_is_asked_has_no_reason() -> None:
         ),
         ({}, live(state="draining"), "draining"),
         ({"gpus": 1}, live(FREE, driver_answers=False), "driver not answering"),
+        ({}, live(disk_full=True), "disk full"),
         ({}, live(state="offline", offline_s=40.2), "offline for 40 s"),
     ],
 )

@@ -59,6 +59,14 @@ def test_each_condition_is_told_with_how_many_workers_it_leaves() -> None:
     assert narrowing_line(told, 3).startswith("of 3 workers: accelerator cuda leaves 2, 1 GPU leaves 2, jax")
 
 
+def test_a_condition_counts_with_all_before_it() -> None:
+    needs = build_requirements(frameworks={"jax": ">=0.5", "numpy": ">=1"})
+
+    told = narrowing(needs, [LAPTOP, SMALL, LARGE])
+
+    assert [each.leaves for each in told] == [3, 1, 1, 1]
+
+
 def test_no_condition_is_left_out() -> None:
     assert condition_texts(EVERYTHING) == [
         "accelerator cuda",

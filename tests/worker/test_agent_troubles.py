@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gpulayer.explaining import explain
+from gpulayer_broker.workers import read_workers
 from gpulayer_worker.processes.fork_server import ForkServer
 from gpulayer_worker.processes.job import JobProcess
 from gpulayer_worker.runner.proctree import lease_clock_s
@@ -52,19 +54,44 @@ def test_a_job_that_fills_the_disk_fails_and_the_worker_goes_on(desk: Desk, hire
     assert worker.alive
 
 
-def test_a_job_on_a_full_disk_ends_with_the_reason_and_the_next_runs_when_there_is_space(
+def test_a_worker_whose_disk_is_full_takes_nothing_and_says_so_until_there_is_space(
     desk: Desk, hire: Hire, state: Path
 ) -> None:
     hire(environment={"GPULAYER_STATE_DIR": str(state)})
     assert desk.final(desk.command("true")).state == "succeeded"
     ballast = state / "ballast"
     fill(ballast)
-    job = desk.function(lambda: 1)
-    record = desk.final(job)
-    assert (record.state, record.end_reason) == ("failed", "cannot_start")
-    assert "No space left on device" in desk.error(job)["message"]
+    jobs = [desk.function(lambda: 1) for _ in range(3)]
+
+    def why() -> list[str]:
+        [found] = explain(desk.needs, read_workers(desk.queue)).workers
+        return list(found.reasons)
+
+    wait_until(lambda: why() == ["disk full"], PATIENCE_S, "the worker says why")
+    assert {desk.record(job).state for job in jobs} == {"queued"}
+
     ballast.unlink()
-    assert desk.final(desk.function(lambda: 2)).state == "succeeded"
+    assert {desk.final(job).state for job in jobs} == {"succeeded"}
+    assert {desk.record(job).losses for job in jobs} == {0}
+    wait_until(lambda: why() == ["fits"], PATIENCE_S, "it says so no more")
+
+
+def test_a_job_that_ends_on_a_full_disk_brings_its_worker_no_next_one(
+    desk: Desk, hire: Hire, state: Path
+) -> None:
+    hire(environment={"GPULAYER_STATE_DIR": str(state)}, slots=1)
+    gate = state / "gate"
+    first = desk.shell(f"until [ -e {gate} ]; do sleep 0.01; done")
+    desk.reaches(first, "running")
+    others = [desk.function(lambda: 1) for _ in range(3)]
+    ballast = state / "ballast"
+    fill(ballast)
+    gate.touch()
+    assert desk.final(first).state == "succeeded"
+    ballast.unlink()
+
+    records = [desk.final(job) for job in others]
+    assert {(record.state, record.attempt) for record in records} == {("succeeded", 1)}
 
 
 def test_a_result_that_the_full_disk_does_not_take_is_an_error_of_the_result(

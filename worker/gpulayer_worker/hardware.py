@@ -35,6 +35,8 @@ from gpulayer_worker.runner import proctree
 
 # A job's memory is given back a moment after its processes are gone.
 JUST_HELD_S = 5.0
+# With less free than this, or than that share of a small disk, no job is begun.
+RESERVE_BYTES, RESERVE_SHARE, RESERVE_FILES = 64 * MIB, 20, 32
 SHOWN_STEP_BYTES = 64 * MIB
 
 
@@ -89,6 +91,8 @@ class Hardware:
         self._member = member
         member.claims.lots = self.lots
         member.claims.disk_mib = self._disk_free_mib
+        if DEFAULT_QUEUE in self.offered.queues:  # the tasks of other apps have no folders here
+            member.claims.has_room = self.has_room
 
     def stop(self) -> None:
         self._watch.stop()
@@ -163,6 +167,16 @@ class Hardware:
             self._held_s.update((uuid, now_s) for uuid, _ in attempt.grant.lots)
         return {uuid for uuid, held_s in self._held_s.items() if now_s - held_s < JUST_HELD_S}
 
+    def has_room(self) -> bool:
+        """Whether the disk has room to begin a job at all: a worker without would fail one job after another."""
+        try:
+            facts = os.statvfs(self.scratch)
+        except OSError:
+            return False
+        reserve_bytes = min(RESERVE_BYTES, facts.f_blocks * facts.f_frsize // RESERVE_SHARE)
+        files = facts.f_files == 0 or facts.f_favail >= RESERVE_FILES
+        return files and facts.f_bavail * facts.f_frsize >= reserve_bytes
+
     def _disk_free_mib(self) -> int:
         return free_bytes(self.scratch) // MIB
 
@@ -222,6 +236,7 @@ class Hardware:
             "driver_answers": sight.answers,
             "gpu_share": self.offered.gpu_share,
             "disk_free_bytes": stepped(free_bytes(self.scratch), GIB // 4),
+            "disk_full": not self.has_room(),
         }
 
     def _shown(self, device: Device, sight: Sight) -> dict[str, Any]:

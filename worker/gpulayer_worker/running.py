@@ -117,6 +117,9 @@ class Run:
         try:
             scratch = make_scratch(self.shop.scratch, self.attempt.id, self.attempt.grant.attempt)
         except OSError as error:
+            if not self.shop.hardware.has_room():
+                log.warning("job %s is handed back: %s", self.attempt.id, error)
+                return Outcome("released", "returned")
             return cannot_start(error)
         try:
             return self._in_scratch(scratch, needs)
