@@ -16,7 +16,6 @@
     │   ├── ServerTooOld                 the queue's server lacks what GPUlayer needs
     │   ├── UnsafeEviction               the server may throw jobs away
     │   ├── BadStateFolder               the state or runtime folder is not safe to use
-    │   ├── MissingExtra                 an optional part is not installed
     │   ├── BadSetting                   a setting is unknown or has no sense
     │   └── FormatTooNew                 a record was written by a newer GPUlayer
     ├── Unavailable (exit 69)            try again later
@@ -28,7 +27,6 @@
     │   ├── BlobMissing
     │   ├── BlobCorrupt
     │   └── HostileTree                  refused: the tree reaches outside itself
-    ├── StaleAttempt (exit 75)           stop: another attempt holds the job
     ├── JobError (exit 1)                read the job's log
     │   ├── JobFailed                    carries the command's own exit code
     │   ├── RemoteError                  the function raised; carries type, message and traceback
@@ -174,12 +172,6 @@ class BadStateFolder(ConfigError):
     code = "bad_state_folder"
 
 
-class MissingExtra(ConfigError):
-    """An optional part of GPUlayer is not installed."""
-
-    code = "missing_extra"
-
-
 class BadSetting(ConfigError):
     """A setting is unknown, or its value has no sense."""
 
@@ -246,13 +238,6 @@ class HostileTree(StoreError):
     """A manifest or archive names a path outside its folder, or what is no file, folder or link."""
 
     code = "hostile_tree"
-
-
-class StaleAttempt(GpulayerError):
-    """This attempt no longer holds the job; its report is refused."""
-
-    code = "stale_attempt"
-    exit_code = 75
 
 
 class JobError(GpulayerError):

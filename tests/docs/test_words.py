@@ -157,6 +157,14 @@ def test_every_error_has_a_line_with_its_code_class_and_exit(error: type[errors.
     )
 
 
+@pytest.mark.parametrize("error", all_errors(), ids=lambda error: error.code)
+def test_every_error_names_the_test_that_provokes_it(error: type[errors.GpulayerError]) -> None:
+    page = (ROOT / "docs" / "errors" / "index.md").read_text()
+    named = re.search(rf"^\| `{error.code}` \|.*\| `([\w/]+\.py)::(test_\w+)` \|$", page, re.M)
+    assert named
+    assert f"def {named[2]}(" in (ROOT / "tests" / named[1]).read_text()
+
+
 def test_every_key_and_function_of_the_queue_is_on_its_page() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     functions = {name.removesuffix(".lua") for name in library.sources() if not name.startswith("h_")}
