@@ -6,6 +6,7 @@ handle of the same job (`gl.Client().get(id)`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, cast
@@ -79,7 +80,7 @@ class Job(Generic[R]):
 
     def wait(self, timeout: float | None = None) -> str:
         """Its final state, as soon as it has one; WaitTimeout if that takes longer than `timeout` seconds."""
-        return self._notice(timeout).state
+        return self._watched(timeout).state
 
     def result(self, timeout: float | None = None) -> R:
         """What the function returned; what it raised is raised here, with the remote traceback as a note.
@@ -87,10 +88,18 @@ class Job(Generic[R]):
         JobFailed, JobCancelled, JobTimedOut and WorkerLost tell of a job that came to no end of its own.
         """
         client = self._client
-        value = value_of(client._session, self.id, self._notice(timeout), trusted=client.trusts_workers)
+        value = value_of(client._session, self.id, self._watched(timeout), trusted=client.trusts_workers)
         return cast(R, value)
 
-    def _notice(self, timeout: float | None) -> Notice:
+    def _watched(self, timeout: float | None) -> Notice:
+        """For a person who waits: Ctrl-C ends the wait alone, and says so."""
+        try:
+            return self._notice(timeout)
+        except KeyboardInterrupt:
+            print(f"detached: job {self.id} goes on; gpulayer cancel {self.id} ends it", file=sys.stderr)
+            raise
+
+    def _notice(self, timeout: float | None = None) -> Notice:
         notice = self._slot.notice
         if notice is None:
             if not self._client._waiter.wait(self._slot, timeout):

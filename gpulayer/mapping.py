@@ -221,13 +221,13 @@ class JobsResult(MapResult[R]):
     def _in_order(self) -> Iterator[Callable[[], R]]:
         if self._sized:
             for job in self._known:
-                job.wait()
+                job._notice()
                 yield job.result
             return
         self._fill()
         while self._open:
             job = self._open.popleft()
-            job.wait()
+            job._notice()
             self._read += 1
             yield job.result
             self._fill()

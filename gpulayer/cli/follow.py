@@ -33,7 +33,7 @@ def follow(client: Client, job: Job[Any], outputs_to: Path | None, *, quiet_stdo
     """Shows the job until it ends; the exit code. `quiet_stdout` keeps stdout for a document."""
     try:
         _show_output(client, job, quiet_stdout)
-        job.wait()
+        job._notice()
     except KeyboardInterrupt:
         say(
             f"detached: job {job.id} goes on; gpulayer logs -f {job.id} follows it, gpulayer cancel {job.id} ends it"

@@ -20,6 +20,9 @@ from tests.support import PATIENCE_S, wait_until
 SCRIPT = """
 import sys
 import gpulayer as gl
+import gpulayer.watching
+
+gpulayer.watching.SECOND_CHANCE_S = float(sys.argv[4])
 
 @gl.remote(isolation=sys.argv[1])
 def square(n): return n * n
@@ -29,15 +32,37 @@ print(results.jobs[0].id, flush=True)
 print(sum(results), flush=True)
 """
 
+# Interrupts itself once its main thread does nothing but wait.
+ONE_CALL = """
+import os, signal, sys, threading, time, traceback
+import gpulayer as gl
+
+@gl.remote
+def endless(): ...
+
+def interrupt():
+    names = []
+    while "result" not in names or names[-1] != "wait":
+        frame = sys._current_frames()[threading.main_thread().ident]
+        names = [each.name for each in traceback.extract_stack(frame)]
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+job = endless.delay()
+print(job.id, flush=True)
+threading.Thread(target=interrupt, daemon=True).start()
+job.result()
+"""
+
 Start = Callable[..., "Script"]
 
 
 class Script:
     """A script whose stderr is a terminal of ours, or a pipe."""
 
-    def __init__(self, folder: Path, *arguments: str, terminal: bool) -> None:
+    def __init__(self, folder: Path, *arguments: str, terminal: bool, text: str = SCRIPT) -> None:
         path = folder / "script.py"
-        path.write_text(SCRIPT)
+        path.write_text(text)
         self._master, slave = pty.openpty() if terminal else os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, str(path), *arguments],
@@ -77,8 +102,8 @@ class Script:
 def start(tmp_path: Path, address: str) -> Iterator[Start]:
     scripts: list[Script] = []
 
-    def begin(*arguments: str, terminal: bool = True) -> Script:
-        scripts.append(Script(tmp_path, *arguments, terminal=terminal))
+    def begin(*arguments: str, terminal: bool = True, text: str = SCRIPT) -> Script:
+        scripts.append(Script(tmp_path, *arguments, terminal=terminal, text=text))
         return scripts[-1]
 
     yield begin
@@ -155,3 +180,14 @@ def test_a_second_interrupt_cancels(start: Start, bench: Bench, client: Client, 
     assert script.process.wait(PATIENCE_S) == -signal.SIGINT
     assert script.shows("cancelled: 10 calls of square")
     assert client.get(job_id).state == "cancelled"
+
+
+def test_ctrl_c_at_one_call_leaves_it_and_says_how_to_end_it(
+    start: Start, bench: Bench, client: Client
+) -> None:
+    script = start(text=ONE_CALL)
+    job_id = script.line()
+
+    assert script.process.wait(PATIENCE_S) == -signal.SIGINT
+    assert script.shows(f"detached: job {job_id} goes on; gpulayer cancel {job_id} ends it")
+    assert client.get(job_id).state == "queued"
