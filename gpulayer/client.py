@@ -334,6 +334,12 @@ class Client:
             raise JobNotFound(f"no job '{job_id}': gpulayer jobs lists them", value=job_id)
         return outcome != "too_late"
 
+    def interrupt(self, job_id: str) -> bool:
+        """Sends a running job what Ctrl-C sends (SIGINT); False if it does not run."""
+        from gpulayer.interrupting import interrupt
+
+        return interrupt(self, job_id)
+
     def retry(self, job_id: str) -> Job[Any]:
         """Submits what an ended job was again, as a new job."""
         from gpulayer.again import orders_again

@@ -33,6 +33,7 @@ class Attempt:
     stop_reason: str = ""
     stopped: threading.Event = field(default_factory=threading.Event)
     on_stop: Callable[[str], None] | None = None
+    on_interrupt: Callable[[], None] | None = None
     on_lease: Callable[[float], None] | None = None
 
     @property
@@ -50,6 +51,11 @@ class Attempt:
         self.stopped.set()
         if self.on_stop:
             self.on_stop(reason)
+
+    def interrupt(self) -> None:
+        """Somebody wants the job to see Ctrl-C; what does not run yet, or cannot see it, does not."""
+        if self.on_interrupt and not self.stopped.is_set():
+            self.on_interrupt()
 
 
 class Attempts:

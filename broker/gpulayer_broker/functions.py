@@ -378,6 +378,11 @@ def cancel(job_id: str) -> Call[tuple[str, str]]:
     return Call("cancel", (job_id,), lambda r: (_text(r[0]), _text(r[1]) if len(r) > 1 else ""))
 
 
+def interrupt(job_id: str) -> Call[tuple[str, str]]:
+    """('asked' | 'not_running' | 'missing', state if it does not run)."""
+    return Call("interrupt", (job_id,), lambda r: (_text(r[0]), _text(r[1]) if len(r) > 1 else ""))
+
+
 def tick(lease_ms: int, retention_ms: int, result_retention_ms: int) -> Call[Ticked]:
     return Call("tick", (lease_ms, retention_ms, result_retention_ms), lambda r: Ticked(*map(int, r)))
 

@@ -168,8 +168,12 @@ class Member:
         kind = mail.get("kind")
         if kind == "timer":
             self.heartbeat.timer()
-        elif kind == "cancel" and (attempt := self.attempts.get(mail.get("job", ""))):
+        elif (attempt := self.attempts.get(mail.get("job", ""))) is None:
+            return
+        elif kind == "cancel":
             attempt.stop(CANCELLED)
+        elif kind == "interrupt" and mail.get("token") == attempt.token:
+            attempt.interrupt()
 
     def _registration(self) -> Registration:
         caps, s = self.capabilities, self.settings

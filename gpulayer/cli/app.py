@@ -8,6 +8,7 @@ import typer
 
 from gpulayer.cli.explain import explain_job
 from gpulayer.cli.gc import collect_garbage
+from gpulayer.cli.interrupt import interrupt_jobs
 from gpulayer.cli.jobs import cancel_jobs, fetch_job, list_jobs, show_job, wait_jobs
 from gpulayer.cli.logs import show_logs
 from gpulayer.cli.private import stop_private
@@ -84,3 +85,4 @@ worker.command("start")(start_worker)
 worker.command("stop")(stop_worker)
 worker.command("drain")(drain_worker)
 app.add_typer(worker, cls=Group)
+app.command("interrupt")(interrupt_jobs)

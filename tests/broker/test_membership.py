@@ -163,3 +163,30 @@ def test_a_worker_that_cannot_register_is_no_member(broker: CapabilityBroker, li
         worker.stop(timeout=PATIENCE_MS)
         broker.close()
     link.call("DEL", f"{root}workers", *link.call("KEYS", f"{root}worker:*"))
+
+
+def test_an_interrupt_reaches_the_attempt_that_was_meant_and_no_later_one(
+    broker: CapabilityBroker, start: Callable[[CapabilityBroker], None]
+) -> None:
+    begun, gate, told = threading.Event(), threading.Event(), list[str]()
+
+    @dramatiq.actor(broker=broker)
+    def hold() -> None:
+        begun.set()
+        gate.wait(PATIENCE_S)
+
+    hold.send()
+    start(broker)
+    assert begun.wait(PATIENCE_S)
+    member = broker.member
+    assert member is not None
+    (attempt,) = member.attempts.all()
+    attempt.on_interrupt = lambda: told.append(attempt.id)
+    inbox = broker.queue.keys.inbox(member.identity.worker)
+    for token in ("1:of-another", attempt.token):
+        broker.queue.link.call("XADD", inbox, "*", "kind", "interrupt", "job", attempt.id, "token", token)
+
+    wait_until(lambda: told, PATIENCE_S, "it is told")
+    gate.set()
+    broker.join("default", timeout=PATIENCE_MS)
+    assert told == [attempt.id]

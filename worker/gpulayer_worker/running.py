@@ -220,6 +220,7 @@ class Run:
         self._clock_in()
         handle = self.shop.pool.start(process)
         self.attempt.on_stop = lambda reason: self._end(handle, reason)
+        self.attempt.on_interrupt = handle.interrupt
         if self.spec.on_outage != "keep":
             self.attempt.on_lease = handle.extend_lease
         if self.attempt.stopped.is_set():

@@ -161,6 +161,10 @@ class ForkServer:
         if not self._drop_held(handle):
             self._request(handle, {"request": "kill"})
 
+    def interrupt(self, handle: JobHandle) -> None:
+        """INT to a job's tree; one that has not begun does not see it."""
+        self._request(handle, {"request": "interrupt"})
+
     def extend_lease(self, handle: JobHandle, until_s: float | None) -> None:
         """Moves a job's deadline."""
         with self._lock:

@@ -140,6 +140,8 @@ class Keeper(Protocol):
 
     def kill(self, handle: JobHandle) -> None: ...
 
+    def interrupt(self, handle: JobHandle) -> None: ...
+
     def extend_lease(self, handle: JobHandle, until_s: float | None) -> None: ...
 
 
@@ -169,6 +171,10 @@ class JobHandle:
     def kill(self) -> None:
         """KILL to the whole tree."""
         self._keeper.kill(self)
+
+    def interrupt(self) -> None:
+        """INT to the whole tree, as by Ctrl-C in a terminal; what becomes of it is the job's own affair."""
+        self._keeper.interrupt(self)
 
     def extend_lease(self, until_s: float | None) -> None:
         """Moves the moment at which the job is killed unless the lease is renewed; None: it has no lease now."""

@@ -201,6 +201,12 @@ class SpawnStarter:
         if spawned is not None:
             spawned.signal_tree(signal.SIGKILL)
 
+    def interrupt(self, handle: JobHandle) -> None:
+        """INT to a job's tree."""
+        spawned = self._running.get(handle.id)
+        if spawned is not None:
+            spawned.signal_tree(signal.SIGINT)
+
     def extend_lease(self, handle: JobHandle, until_s: float | None) -> None:
         """Moves a job's deadline."""
         spawned = self._running.get(handle.id)

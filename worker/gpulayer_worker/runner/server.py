@@ -170,6 +170,11 @@ class Server:
             job.kill_at_s = proctree.lease_clock_s() + float(message["grace_s"])
             proctree.send_signal(self._jobs.tree(job), signal.SIGTERM)
 
+    def _request_interrupt(self, message: dict[str, Any], _: list[int]) -> None:
+        job = self._jobs.find(message["id"])
+        if job is not None:
+            proctree.send_signal(self._jobs.tree(job), signal.SIGINT)
+
     def _request_kill(self, message: dict[str, Any], _: list[int]) -> None:
         job = self._jobs.find(message["id"])
         if job is not None:
