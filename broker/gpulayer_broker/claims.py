@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gpulayer_broker import functions
-from gpulayer_broker.attempts import Attempt, Attempts, lease_clock_s
+from gpulayer_broker.attempts import STALE, Attempt, Attempts, lease_clock_s
 from gpulayer_broker.functions import Claimed, Committed, DeviceLot, Ending, ItemsEnding, Offer
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
@@ -113,7 +113,7 @@ class Claims:
             offer = self._offer(question, self.free + 1) if question else None
             committed = self.queue.commit(ending, offer, needs)
             self.attempts.remove(attempt)
-            if committed.verdict == "stale":
+            if committed.verdict == STALE:
                 log.warning(
                     "job %s: report of attempt %s refused, the job has moved on", attempt.id, attempt.token
                 )
@@ -122,6 +122,8 @@ class Claims:
                 self._take(committed.claimed, question)
                 if stranger or question.again:
                     self.claim()
+            elif committed.verdict == STALE:
+                self.claim()  # as in release
             return committed
 
     def release(self, attempt: Attempt, how: str) -> str:
@@ -129,6 +131,8 @@ class Claims:
         with self.lock:
             answer = self.queue.run(functions.release(attempt.id, attempt.token, how))
             self.attempts.remove(attempt)
+            if answer == STALE:
+                self.claim()  # the bell for its place may have rung while it still seemed taken
             return answer
 
     def _question(self) -> Question:

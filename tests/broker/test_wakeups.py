@@ -1,14 +1,18 @@
 """No wake-up is lost: once every worker that was rung has claimed, no idle worker fits a job that waits.
 
-Random histories with several classes, device needs, workers that share a node, drains, releases, losses and retries.
-The workers follow the one rule of claiming: whoever got as many jobs as it asked for asks again when it has a thread.
+Random histories with several classes, device needs, workers that share a node, drains, releases, losses, retries and
+workers that fall silent. The workers follow the rules of claiming: whoever got as many jobs as it asked for asks again
+when it has a thread, and so does whoever is told that an attempt was no longer its own. A seed is the whole history:
+time, ids and the orders of sets come from it. What such a history once showed stands below it as a test of its own.
 """
 
 from __future__ import annotations
 
+import os
 import random
-import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+import pytest
 
 from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import Link
@@ -17,9 +21,11 @@ from tests import snapshot
 from tests.checker import amounts, running, violations
 from tests.queueing import HEARTBEAT_MS, LEASE_MS, NO_RETENTION, Hand, Machine, signature
 from tests.snapshot import Snapshot
-from tests.virtual import Clock, virtual_library
+from tests.virtual import START_MS, Clock, virtual_library
 
-HISTORIES, STEPS, SETTLED_ONE_IN = 100, 40, 6
+HISTORIES, STEPS, SETTLED_ONE_IN = 300, 40, 6
+FIRST_SEED = int(os.environ.get("GPULAYER_WAKEUPS_SEED", "0"))
+RING_MS = 500
 SIGNATURES = (
     signature(),
     signature(cpus=2, tag="two"),
@@ -29,16 +35,22 @@ SIGNATURES = (
     signature(gpus=1, letter="a", tag="any"),
 )
 CLASSES = ("k1", "k2", "k3")
+FEW = ("n0", "n1", "n2", "n3", "n0", "n1")
+CROWD = ("n0",) * 12 + ("n1", "n2")
 
 
 class History:
     """Workers that claim when they were rung, jobs that come and go, and the check at rest."""
 
-    def __init__(self, link: Link, clock: Clock, seed: int) -> None:
+    def __init__(self, link: Link, clock: Clock, seed: int, nodes: tuple[str, ...] = FEW) -> None:
         self.random = random.Random(seed)
         self.clock = clock
-        self.hand = Hand(link, f"gpulayer:{{h{secrets.token_hex(6)}}}:")
-        self.machines = {m.id: m for m in self._machines()}
+        clock.set(START_MS)
+        clock.draw_from(seed)
+        self.hand = Hand(link, f"gpulayer:{{h{seed}.{len(nodes)}}}:")
+        self.claims = self.submitted = 0
+        self.machines = {m.id: m for m in self._machines(nodes)}
+        self.silent: set[str] = set()
         self.read = dict.fromkeys(self.machines, "0-0")
         self.fits: dict[str, dict[str, tuple[int, ...]]] = {
             c: {s: (0,) for s in SIGNATURES if self.random.random() < 0.6} for c in CLASSES
@@ -48,13 +60,13 @@ class History:
         for machine in self.machines.values():
             self.hand.register(machine, self.fits[machine.class_id])
             self.claim(machine.id)
-        self.submitted = 0
 
-    def _machines(self) -> Iterator[Machine]:
-        """Six workers on four nodes: two nodes are shared, and each worker of a node offers all its devices."""
-        for n in range(6):
-            node = f"n{n % 4}"
-            lots = tuple(DeviceLot(f"G{node}{k}", 0, 0, 8000) for k in range(2 if n % 4 < 2 else 0))
+    def _machines(self, nodes: tuple[str, ...]) -> Iterator[Machine]:
+        """One worker for each name of a node. Each of a node offers all its devices, which two of the nodes have."""
+        for n, node in enumerate(nodes):
+            lots = tuple(
+                DeviceLot(f"G{node}{k}", 0, 0, 8000) for k in range(2 if node in ("n0", "n1") else 0)
+            )
             slots, threads = self.random.choice([1, 2, 4]), self.random.choice([1, 3, 8])
             class_id = self.random.choice(CLASSES)
             yield Machine(f"w{n}", "i0", class_id, node, slots, 4, 6000, threads, lots)
@@ -63,13 +75,14 @@ class History:
 
     def step(self) -> None:
         moves = (self.submit, self.submit, self.submit, self.answer, self.answer, self.commit, self.commit)
-        rare = (self.release, self.drain, self.crash, self.cancel, self.beat, self.expire)
+        rare = (self.release, self.drain, self.crash, self.cancel, self.beat, self.expire, self.pause)
         self.random.choice(rare if self.random.random() < 0.25 else moves)()
 
     def submit(self) -> None:
         self.submitted += 1
         self.hand.submit(
             self.random.choice(SIGNATURES),
+            id=f"j{self.submitted}",
             owner=self.random.choice(["ann", "bob"]),
             priority=self.random.choice([1, 2]),
             delay_ms=self.random.choice([0, 0, 0, 10]),
@@ -82,32 +95,43 @@ class History:
         self.read[worker] = newest[0][0].decode() if newest else self.read[worker]
         while (free := machine.threads - len(machine.held)) > 0:
             most = self.random.randint(1, free)
-            answer = self.hand.run(fn.claim(machine.offer(most)))
+            answer = self.hand.run(fn.claim(self.offer(machine, most)))
             machine.held.update({g.id: g for g in answer.grants})
             if len(answer.grants) < most:
                 return
 
+    def offer(self, machine: Machine, most: int) -> fn.Offer:
+        self.claims += 1
+        return machine.offer(most, nonce=f"n{self.claims}.")
+
     def answer(self) -> None:
-        if rung := sorted(self._rung()):
+        if rung := sorted(self._rung() - self.silent):
             self.claim(self.random.choice(rung))
 
     def commit(self) -> None:
         if found := self._held():
             machine, grant = found
             free = machine.threads - len(machine.held) + 1
-            next_claim = machine.offer(free) if self.random.random() < 0.6 else None
+            next_claim = self.offer(machine, free) if self.random.random() < 0.6 else None
             verdict = self.random.choice(["succeeded", "failed", "retry"])
             ending = Ending(grant, machine.held.pop(grant).token, verdict)
-            grants = self.hand.run(fn.commit(ending, next_claim)).claimed.grants
+            committed = self.hand.run(fn.commit(ending, next_claim))
+            grants = committed.claimed.grants
             machine.held.update({g.id: g for g in grants})
-            if next_claim and len(grants) == next_claim.max:
+            if (next_claim and len(grants) == next_claim.max) or (
+                not next_claim and committed.verdict == "stale"
+            ):
                 self.claim(machine.id)
 
     def release(self) -> None:
         if found := self._held():
             machine, grant = found
             token = machine.held.pop(grant).token
-            self.hand.run(fn.release(grant, token, self.random.choice(["returned", "lost", "unfit"])))
+            if (
+                self.hand.run(fn.release(grant, token, self.random.choice(["returned", "lost", "unfit"])))
+                == "stale"
+            ):
+                self.claim(machine.id)
 
     def drain(self) -> None:
         state = self.random.choice(["draining", "online", "online"])
@@ -116,7 +140,11 @@ class History:
     def crash(self) -> None:
         """The worker dies, comes back as its next incarnation and claims once, unasked."""
         machine = self.random.choice(list(self.machines.values()))
+        self.silent.discard(machine.id)
         machine.incarnation, machine.held = f"i{int(machine.incarnation[1:]) + 1}", {}
+        self.read[machine.id] = (
+            "0-0"  # its inbox is a new one, whose first bell may bear the old one's last time
+        )
         self.hand.register(machine)
         self.claim(machine.id)
 
@@ -127,23 +155,41 @@ class History:
     def beat(self) -> None:
         """A heartbeat that forgot some of its attempts: they go back."""
         machine = self.random.choice(list(self.machines.values()))
+        self.silent.discard(machine.id)
         self.clock.advance(HEARTBEAT_MS + 1)
-        machine.held = {job: grant for job, grant in machine.held.items() if self.random.random() < 0.5}
+        tokens = {job: j["token"] for job, j in running(self._snapshot()).items()}
+        own = sorted(job for job, grant in machine.held.items() if tokens.get(job) == grant.token)
+        for job in own:
+            if self.random.random() < 0.5:
+                machine.held.pop(job)
         stale = self.hand.renew(machine).stale
-        machine.held = {job: grant for job, grant in machine.held.items() if job not in stale}
+        self.lose(machine, stale)
         self._others_beat()
 
     def expire(self) -> None:
-        """A lease runs out; the worker that had it is alive and finds out at its next heartbeat."""
+        """A lease runs out; the worker that had it is alive and finds out at its next heartbeat.
+
+        After an outage it is reaped later than here, or not at all: then the worker goes on as if nothing had been.
+        """
         if found := self._held():
-            machine, grant = found
+            _, grant = found
             self.hand.expire(grant)
             self.tick()
-            machine.held.pop(grant)
+
+    def pause(self) -> None:
+        """A worker is stopped, for less than its lease: it neither beats nor answers, until it beats again."""
+        self.silent.add(self.random.choice(list(self.machines)))
+
+    def lose(self, machine: Machine, stale: Iterable[str]) -> None:
+        """What a worker is told to have lost ends there, and it asks for something in its place."""
+        if lost := machine.held.keys() & set(stale):
+            machine.held = {job: grant for job, grant in machine.held.items() if job not in lost}
+            self.claim(machine.id)
 
     def _others_beat(self) -> None:
         for machine in self.machines.values():
-            self.hand.renew(machine)
+            if machine.id not in self.silent:
+                self.lose(machine, self.hand.renew(machine).stale)
 
     # At rest --------------------------------------------------------------------------------------------------------
 
@@ -151,11 +197,18 @@ class History:
         self.hand.run(fn.tick(LEASE_MS, NO_RETENTION, NO_RETENTION))
 
     def settle(self) -> None:
-        """What is due is promoted, and every rung worker claims until none is rung."""
+        """What is due is promoted, every rung worker claims until none is rung, and silent ones miss their deadline."""
         self.clock.advance(20)
         self.tick()
+        self._answer_all()
+        while self.silent & self.hand.rung():
+            self.clock.advance(RING_MS + 1)
+            self.tick()
+            self._answer_all()
+
+    def _answer_all(self) -> None:
         for _ in range(200):
-            rung = sorted(self._rung())
+            rung = sorted(self._rung() - self.silent)
             if not rung:
                 return
             self.claim(self.random.choice(rung))
@@ -176,6 +229,7 @@ class History:
     def _takes_work(self, s: Snapshot, m: Machine) -> bool:
         facts = s.hashes[f"worker:{m.id}"]
         awake = int(facts.get("quarantined_until", 0)) <= self.clock.now_ms
+        awake = awake and m.id not in self.silent
         return facts["state"] == "online" and awake and len(m.held) < m.threads
 
     def _fits(self, s: Snapshot, m: Machine, sig: str) -> bool:
@@ -197,7 +251,8 @@ class History:
         return {w for w, mail in unread if any(b"work" in fields for _, fields in mail)}
 
     def _held(self) -> tuple[Machine, str] | None:
-        held = [(m, job) for m in self.machines.values() for job in sorted(m.held)]
+        awake = [m for m in self.machines.values() if m.id not in self.silent]
+        held = [(m, job) for m in awake for job in sorted(m.held)]
         return self.random.choice(held) if held else None
 
     def _snapshot(self) -> Snapshot:
@@ -207,10 +262,13 @@ class History:
         self.hand.link.call("UNLINK", *self.hand.link.call("KEYS", self.hand.key("*")))
 
 
-def test_no_idle_worker_fits_a_waiting_job_once_all_bells_are_answered(link: Link) -> None:
+@pytest.mark.parametrize("nodes", [FEW, CROWD], ids=["few", "crowd"])
+def test_no_idle_worker_fits_a_waiting_job_once_all_bells_are_answered(
+    link: Link, nodes: tuple[str, ...]
+) -> None:
     with virtual_library(link) as clock:
-        for seed in range(HISTORIES):
-            history = History(link, clock, seed)
+        for seed in range(FIRST_SEED, FIRST_SEED + (HISTORIES if nodes is FEW else HISTORIES // 3)):
+            history = History(link, clock, seed, nodes)
             for _ in range(STEPS):
                 history.step()
                 if history.random.randrange(SETTLED_ONE_IN) == 0:
@@ -233,3 +291,80 @@ def test_a_worker_whose_chunk_of_an_array_ended_without_a_claim_is_rung(link: Li
     assert hand.mail("w1") == ["work"]
     (last,) = hand.claim(worker, 1)
     hand.run(fn.commit_items(fn.ItemsEnding(last.id, last.token, last.stop, 0, 1000, b"page")))
+
+
+def answer_all(hand: Hand, machines: dict[str, Machine]) -> None:
+    while rung := sorted(hand.rung()):
+        for worker in rung:
+            hand.claim(machines[worker])
+
+
+@pytest.mark.parametrize("lucky", [f"w{n}" for n in range(1, 12)])
+def test_what_comes_free_on_a_crowded_node_is_seen_by_every_worker_there(
+    link: Link, root: str, lucky: str
+) -> None:
+    """The shortest form of what the crowd showed: some neighbours were rung, none fitted, the others never looked."""
+    hand, big, wanted = Hand(link, root), signature(cpus=4, tag="big"), signature(cpus=4, tag="wanted")
+    for sig in (big, wanted):
+        hand.introduce(sig, {})
+    fits: dict[str, dict[str, tuple[int, ...]]] = {"w0": {big: ()}, lucky: {wanted: ()}}
+    machines = {
+        w: hand.machine(w, fits.get(w, {}), class_id=f"k-{w}", node="n0", slots=4, node_cpus=4)
+        for w in (f"w{n}" for n in range(12))
+    }
+    hand.submit(big)
+    (grant,) = hand.claim(machines["w0"], 1)
+    for worker in list(machines)[1:]:
+        hand.claim(machines[worker])
+    job = hand.submit(wanted)
+    assert hand.rung() == set()
+
+    hand.commit(machines["w0"], grant)
+    assert len(hand.rung()) <= 1 + 8
+    answer_all(hand, machines)
+
+    assert hand.get(job, "worker") == lucky
+
+
+def test_neighbours_are_left_alone_where_nothing_waits(link: Link, root: str) -> None:
+    hand = Hand(link, root)
+    hand.introduce(SIGNATURES[0], {})
+    one, other = (hand.machine(w, {SIGNATURES[0]: ()}, node="n0") for w in ("w1", "w2"))
+    hand.submit(SIGNATURES[0])
+    (grant,) = hand.claim(one, 1)
+    hand.claim(other)
+
+    hand.commit(one, grant, claim_next=True)
+
+    assert hand.mail("w2") == []
+
+
+def test_a_claim_that_met_more_broken_records_than_it_may_set_aside_is_rung_to_go_on(
+    link: Link, root: str
+) -> None:
+    hand = Hand(link, root)
+    hand.introduce(SIGNATURES[0], {})
+    worker = hand.machine("w1", {SIGNATURES[0]: ()})
+    for _ in range(30):
+        link.call("DEL", hand.key(f"job:{hand.submit(SIGNATURES[0])}"))
+    job = hand.submit(SIGNATURES[0])
+
+    assert hand.claim(worker, 1) == ()
+    answer_all(hand, {"w1": worker})
+
+    assert hand.state(job) == "running"
+
+
+def test_a_worker_that_rings_passed_by_is_rung_when_it_is_heard_again(link: Link, root: str) -> None:
+    with virtual_library(link) as clock:
+        hand = Hand(link, root)
+        hand.introduce(SIGNATURES[0], {})
+        worker = hand.machine("w1", {SIGNATURES[0]: ()})
+        hand.claim(worker)
+        clock.advance(3 * HEARTBEAT_MS)
+        hand.submit(SIGNATURES[0])
+        assert hand.mail("w1") == []
+
+        hand.renew(worker)
+
+        assert hand.mail("w1") == ["work"]

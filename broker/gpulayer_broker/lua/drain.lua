@@ -15,8 +15,8 @@ register('drain', {'allow-oom'}, function(K, A)
   else
     H.idle_remove(P, class, w)
     local sig = redis.call('HGET', P .. 'rungsig', w)
-    if redis.call('ZREM', P .. 'rung', w) == 1 and sig and sig ~= '' and H.is_waiting(P, sig) then H.ring(P, sig, now, w) end
     redis.call('HDEL', P .. 'rungsig', w)
+    if redis.call('ZREM', P .. 'rung', w) == 1 then H.hand_on(P, w, sig, now) end
     if A[2] == 'draining' then H.mail(P, w, 'drain') end
     if A[2] == 'offline' and redis.call('GET', P .. 'keeper') == w then redis.call('DEL', P .. 'keeper') end
   end

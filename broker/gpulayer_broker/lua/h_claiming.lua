@@ -125,12 +125,8 @@ local function grant(P, o, w, room, c, n, now)
   return described(P, id, token)
 end
 
--- rung for a signature but took something else, or nothing: the ring goes on to another worker
-local function pass_on(P, o, rung, took, now)
-  if rung and rung ~= '' and not took[rung] and H.is_waiting(P, rung) then H.ring(P, rung, now, o.worker) end
-end
-
--- grants up to o.max jobs; with room left the worker is registered idle in this very call: no wake-up falls between
+-- grants up to o.max jobs; with room left the worker is registered idle in this very call: no wake-up falls between. One that
+-- met more broken records than a call may set aside is rung to go on; one that did not follow its bell hands it on
 function H.claim(P, o, now)
   local w, stranger = H.worker(P, o)
   if not w then return stranger end
@@ -142,10 +138,10 @@ function H.claim(P, o, now)
   local out, took, names = {}, {}, {}
   if w.state == 'online' and w.quarantined <= now then
     local room = H.room(P, o, w)
-    local tries = 0
-    while #out < o.max and tries < o.max + 8 do
-      local c = H.pick(P, w.class, room)
-      if not c then break end
+    local tries, c = 0, nil
+    while #out < o.max do
+      c = H.pick(P, w.class, room)
+      if not c or tries == o.max + 8 then break end
       tries = tries + 1
       local g = grant(P, o, w, room, c, #out, now)
       if g then
@@ -153,9 +149,11 @@ function H.claim(P, o, now)
         names[#names + 1] = g[1] .. '/' .. g[2]
       end
     end
-    if #out < o.max then H.idle_add(P, w.class, o.worker, room) end
+    if #out < o.max then
+      if c then H.wake(P, w.class, o.worker, '', now) else H.idle_add(P, w.class, o.worker, room) end
+    end
   end
   redis.call('HSET', P .. 'worker:' .. o.worker, 'nonce', o.nonce, 'grants', table.concat(names, ' '))
-  pass_on(P, o, rung, took, now)
+  if rung and not took[rung] then H.hand_on(P, o.worker, rung, now) end
   return {'ok', out}
 end

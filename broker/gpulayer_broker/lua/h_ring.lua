@@ -1,7 +1,15 @@
 -- Shared: waking workers. A worker with room is in idle:<class> (score: how many jobs it runs), with its room in `room`.
 -- Ringing takes it out of the index, sets a deadline in `rung` and puts one entry into its inbox; it comes back by claiming.
+-- What always holds: while a job waits that an idle worker could take, a bell is on its way to a worker that could take that
+-- job, or whose answer hands the bell on. So whoever makes a job runnable rings one worker. Whoever frees room rings its worker,
+-- if that does not claim in the same call, and notes the room of others on the node as unknown, which counts as room for anything.
+-- Whoever answers a bell with another job, or none, or late, or leaves, hands it on; whoever was silent too long to be rung is
+-- rung when it is heard again. Looked at are 64 owners a priority and 256 idle workers a class: what lies beyond them waits for
+-- the claim that every worker makes unasked after a heartbeat and a half.
 
 H.RING_MS = 500
+H.NEIGHBOURS = '*'                               -- instead of a signature: look at what came free here, then let the next look
+local AT_ONCE = 8
 
 function H.idle_remove(P, class, w)
   if redis.call('ZREM', P .. 'idle:' .. class, w) == 0 then return end
@@ -96,19 +104,38 @@ function H.poke(P, w, now)
   H.wake(P, class, w, rung or '', now)
 end
 
--- others on the same node see what came free: at once where something waits, else their room counts as unknown, so that the
--- next job that they fit rings one of them
+local function rooms_of(P, node)
+  local all = redis.call('SMEMBERS', P .. 'siblings:' .. node)
+  return all, #all > 0 and redis.call('HMGET', P .. 'room', unpack(all)) or {}
+end
+
+-- a node's idle workers whose room is unknown look at what came free, a few at once; the last of them hands on to the rest
+local function ring_unknown(P, node, now)
+  local waiting, found = {}, {}
+  for i, prio in ipairs(H.PRIORITIES) do waiting[i] = P .. 'waiting:' .. prio end
+  if redis.call('EXISTS', unpack(waiting)) == 0 then return end
+  local all, rooms = rooms_of(P, node)
+  for i, w in ipairs(all) do
+    if rooms[i] == '?' and #found <= AT_ONCE and H.fresh(P, w, now) then found[#found + 1] = w end
+  end
+  for i = 1, math.min(#found, AT_ONCE) do
+    local sig = i == AT_ONCE and #found > AT_ONCE and H.NEIGHBOURS or ''
+    H.wake(P, redis.call('HGET', P .. 'worker:' .. found[i], 'class'), found[i], sig, now)
+  end
+end
+
+-- others on the same node see what came free: at once where something waits, else with the next job that may fit them
 function H.poke_siblings(P, node, except, now)
   if redis.call('SCARD', P .. 'siblings:' .. node) < 2 then return end
-  local waiting, poked = {}, 0
-  for i, prio in ipairs(H.PRIORITIES) do waiting[i] = P .. 'waiting:' .. prio end
-  local some = redis.call('EXISTS', unpack(waiting)) > 0
-  for _, w in ipairs(redis.call('SRANDMEMBER', P .. 'siblings:' .. node, 64)) do
-    if w ~= except then
-      if some and poked < 8 then
-        if not redis.call('ZSCORE', P .. 'rung', w) then H.poke(P, w, now) end
-        poked = poked + 1
-      elseif redis.call('HEXISTS', P .. 'room', w) == 1 then redis.call('HSET', P .. 'room', w, '?') end
-    end
+  local all, rooms = rooms_of(P, node)
+  for i, w in ipairs(all) do
+    if w ~= except and rooms[i] then redis.call('HSET', P .. 'room', w, '?') end
   end
+  ring_unknown(P, node, now)
+end
+
+-- the bell that a worker did not follow goes to another
+function H.hand_on(P, w, sig, now)
+  if sig == H.NEIGHBOURS then ring_unknown(P, redis.call('HGET', P .. 'worker:' .. w, 'node') or '', now)
+  elseif sig and sig ~= '' and H.is_waiting(P, sig) then H.ring(P, sig, now, w) end
 end

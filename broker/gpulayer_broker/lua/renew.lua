@@ -56,6 +56,7 @@ register('renew', {'allow-oom'}, function(K, A)
   end
   local info = A[5 + 4 * tonumber(A[4])]
   if info and info ~= '' then redis.call('HSET', P .. 'worker:' .. worker, 'info', info) end
+  if not H.fresh(P, worker, now) then H.poke(P, worker, now) end  -- rings may have passed it by
   redis.call('ZADD', P .. 'workers', now, worker)
   redis.call('ZADD', P .. 'classseen', now, v[4])
   unlisted(P, worker, listed, beat, now)

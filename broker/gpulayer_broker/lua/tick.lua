@@ -65,7 +65,7 @@ local function ring_again(P, now)
     redis.call('ZREM', P .. 'rung', w)
     local sig = redis.call('HGET', P .. 'rungsig', w)
     redis.call('HDEL', P .. 'rungsig', w)
-    if sig and sig ~= '' and H.is_waiting(P, sig) then H.ring(P, sig, now, w) end
+    H.hand_on(P, w, sig, now)
   end
   return #late
 end

@@ -1,0 +1,77 @@
+"""A worker's claims when the queue has moved on: a place that comes free late is filled all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from gpulayer_broker.attempts import Attempt, Attempts
+from gpulayer_broker.claims import Claims
+from gpulayer_broker.connection import Endpoint, Link
+from gpulayer_broker.functions import Ending
+from gpulayer_broker.queue import Queue
+from tests.queueing import Hand, signature
+
+CPU = signature()
+
+
+@dataclass
+class Worker:
+    """One that holds one job at a time, with a hand on its queue."""
+
+    hand: Hand
+    queue: Queue
+    attempts: Attempts = field(default_factory=Attempts)
+    delivered: list[Attempt] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.hand.introduce(CPU, {})
+        self.hand.machine("w1", {CPU: ()}, slots=1)
+        self.claims = Claims(
+            self.queue,
+            self.attempts,
+            worker="w1",
+            incarnation="i1",
+            lease_s=60,
+            deliver=self.delivered.append,
+            register=lambda: None,
+            on_superseded=lambda: None,
+        )
+        self.claims.open(1)
+
+    def loses_its_job(self) -> Attempt:
+        """Its lease ran out; the bell for the room rang, and was answered, while the worker did not know of it."""
+        self.hand.submit(CPU)
+        assert self.claims.claim() == 1
+        attempt = self.delivered.pop()
+        self.hand.expire(attempt.id)
+        self.hand.tick()
+        assert self.hand.rung() == {"w1"}
+        assert self.claims.claim() == 0
+        return attempt
+
+
+@pytest.fixture
+def worker(link: Link, root: str, valkey: Endpoint, namespace: str) -> Iterator[Worker]:
+    queue = Queue(Link(valkey), namespace)
+    yield Worker(Hand(link, root), queue)
+    queue.link.close()
+
+
+def test_a_worker_that_gives_back_what_was_not_its_own_any_more_takes_the_next_job(worker: Worker) -> None:
+    attempt = worker.loses_its_job()
+
+    assert worker.claims.release(attempt, "returned") == "stale"
+
+    assert [a.id for a in worker.delivered] == [attempt.id]
+
+
+def test_a_worker_whose_report_is_refused_takes_the_next_job(worker: Worker) -> None:
+    attempt = worker.loses_its_job()
+    ending = Ending(attempt.id, attempt.token, "failed", "undecodable")
+
+    assert worker.claims.commit(attempt, ending, claim_next=False).verdict == "stale"
+
+    assert [a.id for a in worker.delivered] == [attempt.id]
