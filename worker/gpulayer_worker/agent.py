@@ -50,8 +50,9 @@ from gpulayer_worker.processes.bundle import fallback_folders
 from gpulayer_worker.processes.cgroup import clear_groups, open_groups
 from gpulayer_worker.processes.pool import Pool
 from gpulayer_worker.processes.warm_lane import WarmLane
+from gpulayer_worker.removing import remove_tree
 from gpulayer_worker.running import RETURNED, Workshop
-from gpulayer_worker.scratch import remove
+from gpulayer_worker.scratch import Scratches
 from gpulayer_worker.usage import DeviceMeters, Sampler
 
 log = logging.getLogger("gpulayer")
@@ -142,7 +143,7 @@ class Agent:
         scratch = self.home / "scratch"
         clear_groups(self.home)
         ending.clear_leftovers(str(scratch))
-        remove(scratch)
+        remove_tree(scratch)
         scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.home / "cache").mkdir(mode=0o700, exist_ok=True)
         self.groups = open_groups(self.home, self.settings.job_processes)
@@ -193,14 +194,14 @@ class Agent:
             cleaner=cleaner,
             groups=self.groups,
             meters=meters,
-            scratch=scratch,
+            scratch=Scratches(scratch),
             cache=self.home / "cache",
             python=self.hardware.interpreter.executable,
             hardware=self.hardware,
             environment=dict(os.environ),
             queue=self._queue_for_jobs(),
-            fits=self._fits,
             results=Queue(Link(self.options.endpoint), self.settings.namespace),
+            fits=self._fits,
             on_started=self._beat_soon,
         )
         logs.start()

@@ -53,9 +53,8 @@ def trim_cache(folder: Path, limit_bytes: int, in_use_s: float = IN_USE_S) -> in
 
 
 def _entries(folder: Path) -> Iterator[_Entry]:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(parent, name)
+    for parent in _folders(folder):
+        for path in _paths(parent):
             try:
                 facts = os.lstat(path)
             except OSError:
@@ -64,6 +63,22 @@ def _entries(folder: Path) -> Iterator[_Entry]:
                 # Reading need not be noted by the file system; writing is.
                 used_s = max(facts.st_atime, facts.st_mtime)
                 yield _Entry(used_s, path, facts.st_blocks * BLOCK_BYTES)
+
+
+def _folders(folder: Path) -> Iterator[str]:
+    """The folder and all below, parents first; by no recursion, whose limit a job could pass."""
+    waiting = [str(folder)]
+    while waiting:
+        parent = waiting.pop()
+        yield parent
+        waiting += [path for path in _paths(parent) if os.path.isdir(path) and not os.path.islink(path)]
+
+
+def _paths(folder: str) -> list[str]:
+    try:
+        return [os.path.join(folder, name) for name in os.listdir(folder)]
+    except OSError:
+        return []
 
 
 def _removed(path: str) -> bool:
@@ -77,7 +92,7 @@ def _removed(path: str) -> bool:
 def _remove_empty_folders(folder: Path) -> None:
     """Those that were not touched just now: a job may have made one to fill it."""
     newest_s = time.time() - IN_USE_S
-    for parent, _, _ in os.walk(folder, topdown=False):
+    for parent in reversed(list(_folders(folder))):
         try:
             if parent != str(folder) and os.lstat(parent).st_mtime < newest_s:
                 os.rmdir(parent)
