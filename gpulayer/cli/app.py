@@ -23,6 +23,9 @@ from gpulayer.cli.worker_control import drain_worker, run_worker, start_worker, 
 from gpulayer.cli.workers import list_workers
 from gpulayer_broker.errors import UnknownName
 
+# More letters than any first sentence has.
+SENTENCE = 500
+
 
 class Group(typer.core.TyperGroup):
     """Answers an unknown command with the nearest one."""
@@ -31,6 +34,17 @@ class Group(typer.core.TyperGroup):
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise UnknownName.among("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Each command with its whole first sentence, in as many lines as that takes."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, command.get_short_help_str(limit=SENTENCE))
+            for name, command in commands
+            if command is not None
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 app = typer.Typer(

@@ -18,7 +18,7 @@ def is_usage_error(error: Exception) -> bool:
 
 
 def usage_line(error: Any) -> str:
-    """The one line about it."""
+    """The one line about it; the whole help for a group of commands of which none was named."""
     if isinstance(error, typer.Abort):
         return "gpulayer: aborted"
     context = getattr(error, "ctx", None)
@@ -26,9 +26,9 @@ def usage_line(error: Any) -> str:
     option = getattr(error, "option_name", None)
     if type(error).__name__ == "NoSuchOption" and option and context is not None:
         return f"gpulayer: unknown option '{option}': {did_you_mean(option, _options(context))}"
-    text = " ".join(str(error.format_message()).split()).rstrip(".")
     if type(error).__name__ == "NoArgsIsHelpError":
-        return text
+        return str(error.format_message()).rstrip()
+    text = " ".join(str(error.format_message()).split()).rstrip(".")
     return f"gpulayer: {text[:1].lower()}{text[1:]} ({command} --help)"
 
 

@@ -59,6 +59,27 @@ def test_a_slip_is_answered_with_the_nearest_there_is(cli: Cli, arguments: list[
     assert len(outcome.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("arguments", [[], ["resources"]])
+def test_a_group_without_a_command_shows_its_help_as_it_is_written(cli: Cli, arguments: list[str]) -> None:
+    outcome = cli(*arguments)
+
+    assert outcome.code == 2
+    assert outcome.err.rstrip() == cli(*arguments, "--help").out.rstrip()
+    assert len(outcome.err.splitlines()) > 5
+
+
+def test_the_help_cuts_no_sentence(cli: Cli) -> None:
+    assert "..." not in cli("--help").out.replace("[ARGS]...", "")
+
+
+def test_python_runs_the_command_line_as_a_module() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "gpulayer", "--version"], capture_output=True, text=True, check=True
+    )
+
+    assert found.stdout.startswith("gpulayer ")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [("gpulayer re", {"resources", "retry"}), ("gpulayer worker st", {"start", "status", "stop"})],
