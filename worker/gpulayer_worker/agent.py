@@ -52,7 +52,6 @@ from gpulayer_worker.processes.pool import Pool
 from gpulayer_worker.processes.warm_lane import WarmLane
 from gpulayer_worker.removing import remove_tree
 from gpulayer_worker.running import RETURNED, Workshop
-from gpulayer_worker.scratch import Scratches
 from gpulayer_worker.usage import DeviceMeters, Sampler
 
 log = logging.getLogger("gpulayer")
@@ -194,14 +193,14 @@ class Agent:
             cleaner=cleaner,
             groups=self.groups,
             meters=meters,
-            scratch=Scratches(scratch),
+            scratch=scratch,
             cache=self.home / "cache",
             python=self.hardware.interpreter.executable,
             hardware=self.hardware,
             environment=dict(os.environ),
             queue=self._queue_for_jobs(),
-            results=Queue(Link(self.options.endpoint), self.settings.namespace),
             fits=self._fits,
+            results=Queue(Link(self.options.endpoint), self.settings.namespace),
             on_started=self._beat_soon,
         )
         logs.start()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from gpulayer_worker.scratch import remove
+from gpulayer_worker.removing import remove_tree
 
 log = logging.getLogger("gpulayer")
 
@@ -33,7 +33,7 @@ class Cleaner(threading.Thread):
         self._tasks.put(task)
 
     def remove(self, folder: Path) -> None:
-        self.do(partial(remove, folder))
+        self.do(partial(remove_tree, folder))
 
     def stop(self) -> None:
         self._tasks.put(None)
