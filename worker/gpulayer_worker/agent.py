@@ -52,6 +52,7 @@ from gpulayer_worker.processes.pool import Pool
 from gpulayer_worker.processes.warm_lane import WarmLane
 from gpulayer_worker.removing import remove_tree
 from gpulayer_worker.running import RETURNED, Workshop
+from gpulayer_worker.scratch import Scratches
 from gpulayer_worker.usage import DeviceMeters, Sampler
 
 log = logging.getLogger("gpulayer")
@@ -193,7 +194,7 @@ class Agent:
             cleaner=cleaner,
             groups=self.groups,
             meters=meters,
-            scratch=scratch,
+            scratch=Scratches(scratch),
             cache=self.home / "cache",
             python=self.hardware.interpreter.executable,
             hardware=self.hardware,

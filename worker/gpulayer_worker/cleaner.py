@@ -6,10 +6,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-
-from gpulayer_worker.removing import remove_tree
 
 log = logging.getLogger("gpulayer")
 
@@ -31,9 +27,6 @@ class Cleaner(threading.Thread):
 
     def do(self, task: Callable[[], object]) -> None:
         self._tasks.put(task)
-
-    def remove(self, folder: Path) -> None:
-        self.do(partial(remove_tree, folder))
 
     def stop(self) -> None:
         self._tasks.put(None)

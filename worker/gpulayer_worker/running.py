@@ -59,7 +59,7 @@ from gpulayer_worker.processes.fork_server import ForkServerGone
 from gpulayer_worker.processes.job import Ending, FunctionCall, JobHandle, JobProcess
 from gpulayer_worker.processes.pool import Pool
 from gpulayer_worker.processes.warm_lane import WarmLane
-from gpulayer_worker.scratch import Scratch, make_scratch
+from gpulayer_worker.scratch import Scratch, Scratches
 from gpulayer_worker.usage import DeviceMeters, usage_record
 
 log = logging.getLogger("gpulayer")
@@ -81,7 +81,7 @@ class Workshop:
     cleaner: Cleaner
     groups: Groups
     meters: DeviceMeters
-    scratch: Path
+    scratch: Scratches
     cache: Path
     python: str
     hardware: Hardware
@@ -115,7 +115,7 @@ class Run:
         if not self.shop.fits(self.attempt.grant.signature, needs):
             return Outcome("released", "unfit")
         try:
-            scratch = make_scratch(self.shop.scratch, self.attempt.id, self.attempt.grant.attempt)
+            scratch = self.shop.scratch.make(self.attempt.id, self.attempt.grant.attempt)
         except OSError as error:
             if not self.shop.hardware.has_room():
                 log.warning("job %s is handed back: %s", self.attempt.id, error)
@@ -124,7 +124,7 @@ class Run:
         try:
             return self._in_scratch(scratch, needs)
         finally:
-            self.shop.cleaner.remove(scratch.root)
+            self.shop.cleaner.do(partial(self.shop.scratch.give_back, scratch))
             self.shop.meters.end(self.attempt.token)
             if self.group is not None:
                 self.shop.cleaner.do(self.group.remove)
@@ -182,7 +182,7 @@ class Run:
         given = self.spec.call.given if self.spec.call else ()
         while given:
             try:
-                limit_bytes = self.shop.settings.result_bytes
+                limit_bytes = self.shop.settings.argument_blob_bytes
                 write_given(given, self.shop.results, self.store, scratch.file("given"), limit_bytes)
                 return
             except QueueUnreachable:

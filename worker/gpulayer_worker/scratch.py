@@ -2,14 +2,22 @@
 
 work/ is the job's current folder, work/outputs/ what comes back, home/ its HOME. What a job needs to read (a function's
 pickle) lies beside them.
+
+Making and removing folders is a good part of what a tiny job costs. Those that a job has left as it was given them,
+with nothing in them, are given to another; all others are removed. A job cannot tell which kind it has.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpulayer_worker.removing import remove_tree
+
+SPARES = 16
 
 
 @dataclass(frozen=True)
@@ -34,13 +42,85 @@ class Scratch:
         return self.root / name
 
 
-def make_scratch(base: Path, job_id: str, attempt: int) -> Scratch:
-    """New and empty: what a former attempt of the same number left is removed first."""
-    # A chunk's id holds a slash.
-    scratch = Scratch(base / f"{job_id.replace('/', '-')}.{attempt}")
-    if scratch.root.exists():
+class Scratches:
+    """The scratch folders of one worker, below `base`; threads may share it."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self._spare = base.with_name("spare")
+        self._numbers = iter(range(1 << 62))
+        self._spares: deque[Path] = deque()
+        self._modes: dict[str, int] = {}
+        remove_tree(self._spare)
+
+    def make(self, job_id: str, attempt: int) -> Scratch:
+        """New and empty: what a former attempt of the same number left is removed first."""
+        # A chunk's id holds a slash.
+        scratch = Scratch(self.base / f"{job_id.replace('/', '-')}.{attempt}")
+        if scratch.root.exists():
+            remove_tree(scratch.root)
+        if not self._recycled(scratch.root):
+            self._make(scratch)
+        return scratch
+
+    def give_back(self, scratch: Scratch) -> None:
+        """Takes the folder away; nothing of its job may be left when this is called."""
+        if len(self._spares) < SPARES:
+            with suppress(OSError):
+                if self._emptied(scratch):
+                    self._keep(scratch.root)
+                    return
         remove_tree(scratch.root)
-    scratch.root.mkdir(mode=0o700, parents=True)
-    for folder in (scratch.work, scratch.outputs, scratch.home):
-        folder.mkdir()
-    return scratch
+
+    def _recycled(self, root: Path) -> bool:
+        with suppress(IndexError, OSError):
+            os.rename(self._spares.popleft(), root)
+            return True
+        return False
+
+    def _make(self, scratch: Scratch) -> None:
+        scratch.root.mkdir(mode=0o700, parents=True)
+        for folder in (scratch.work, scratch.outputs, scratch.home):
+            folder.mkdir()
+        if not self._modes:
+            self._modes = {folder: os.lstat(folder_in(scratch, folder)).st_mode for folder in FOLDERS}
+
+    def _keep(self, root: Path) -> None:
+        self._spare.mkdir(mode=0o700, exist_ok=True)
+        spare = self._spare / str(next(self._numbers))
+        os.rename(root, spare)
+        self._spares.append(spare)
+
+    def _emptied(self, scratch: Scratch) -> bool:
+        """Whether the folders are as they were given, once the files beside them are removed."""
+        for folder, inside in FOLDERS.items():
+            path = folder_in(scratch, folder)
+            facts = os.lstat(path)
+            if facts.st_mode != self._modes.get(folder) or facts.st_uid != os.geteuid() or _is_marked(path):
+                return False
+            with os.scandir(path) as entries:
+                found = list(entries)
+            files = [] if folder else [entry for entry in found if entry.is_file(follow_symlinks=False)]
+            if {entry.name for entry in found} - {entry.name for entry in files} != inside:
+                return False
+            for file in files:
+                os.unlink(file.path)
+        return True
+
+
+# Every folder below a scratch folder, and what is in it when it is given to a job.
+FOLDERS: dict[str, set[str]] = {
+    "work/outputs": set(),
+    "work": {"outputs"},
+    "home": set(),
+    "": {"work", "home"},
+}
+
+
+def folder_in(scratch: Scratch, name: str) -> str:
+    return os.path.join(scratch.root, name) if name else str(scratch.root)
+
+
+def _is_marked(path: str) -> bool:
+    """Whether a folder has attributes beyond its mode, such as an access list."""
+    return hasattr(os, "listxattr") and bool(os.listxattr(path, follow_symlinks=False))

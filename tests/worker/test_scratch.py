@@ -1,0 +1,145 @@
+"""Scratch folders: new and empty for each job, whoever had them before; what a job changed is never handed on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulayer_worker.scratch import FOLDERS, SPARES, Scratch, Scratches, folder_in
+
+
+@pytest.fixture
+def scratches(tmp_path: Path) -> Scratches:
+    (tmp_path / "scratch").mkdir()
+    return Scratches(tmp_path / "scratch")
+
+
+def inode(scratch: Scratch) -> int:
+    return os.stat(scratch.root).st_ino
+
+
+def contents(scratch: Scratch) -> list[str]:
+    return sorted(str(path.relative_to(scratch.root)) for path in scratch.root.rglob("*"))
+
+
+def modes(scratch: Scratch) -> list[int]:
+    return [os.stat(folder_in(scratch, folder)).st_mode for folder in FOLDERS]
+
+
+def test_folders_that_were_left_empty_serve_the_next_job(scratches: Scratches) -> None:
+    first = scratches.make("j_1", 1)
+    before, fresh = inode(first), modes(first)
+    first.file("function").write_bytes(b"a pickle")
+    scratches.give_back(first)
+
+    second = scratches.make("j_2", 1)
+
+    assert inode(second) == before
+    assert not first.root.exists()
+    assert contents(second) == ["home", "work", "work/outputs"]
+    assert modes(second) == fresh
+
+
+def _file_in_work(scratch: Scratch) -> None:
+    (scratch.work / "left").touch()
+
+
+def _file_in_outputs(scratch: Scratch) -> None:
+    (scratch.outputs / "left").touch()
+
+
+def _file_at_home(scratch: Scratch) -> None:
+    (scratch.home / ".left").touch()
+
+
+def _folder_beside(scratch: Scratch) -> None:
+    (scratch.root / "left").mkdir()
+
+
+def _link_beside(scratch: Scratch) -> None:
+    scratch.file("left").symlink_to("/")
+
+
+def _other_mode(scratch: Scratch) -> None:
+    scratch.home.chmod(0o700 if scratch.home.stat().st_mode & 0o777 != 0o700 else 0o755)
+
+
+def _no_outputs(scratch: Scratch) -> None:
+    scratch.outputs.rmdir()
+
+
+def _link_for_home(scratch: Scratch) -> None:
+    scratch.home.rmdir()
+    scratch.home.symlink_to("/")
+
+
+def _no_root(scratch: Scratch) -> None:
+    scratch.root.rename(scratch.root.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _file_in_work,
+        _file_in_outputs,
+        _file_at_home,
+        _folder_beside,
+        _link_beside,
+        _other_mode,
+        _no_outputs,
+        _link_for_home,
+        _no_root,
+    ],
+)
+def test_what_a_job_changed_is_not_handed_on(scratches: Scratches, change: Callable[[Scratch], None]) -> None:
+    first = scratches.make("j_1", 1)
+    kept = inode(first)
+    fresh = modes(first)
+    holder = os.open(
+        first.root, os.O_RDONLY
+    )  # while it is open, the number of a removed folder is not given again
+    try:
+        change(first)
+        scratches.give_back(first)
+        second = scratches.make("j_2", 1)
+
+        assert inode(second) != kept
+        assert not first.root.exists()
+        assert contents(second) == ["home", "work", "work/outputs"]
+        assert modes(second) == fresh
+    finally:
+        os.close(holder)
+
+
+@pytest.mark.skipif(not hasattr(os, "setxattr"), reason="attributes of files: Linux only")
+def test_a_folder_with_attributes_is_not_handed_on(scratches: Scratches) -> None:
+    first = scratches.make("j_1", 1)
+    kept = inode(first)
+    holder = os.open(first.root, os.O_RDONLY)
+    try:
+        os.setxattr(first.work, "user.note", b"x")
+        scratches.give_back(first)
+
+        assert inode(scratches.make("j_2", 1)) != kept
+    finally:
+        os.close(holder)
+
+
+def test_a_folder_of_the_same_attempt_is_made_anew(scratches: Scratches) -> None:
+    (scratches.make("j_1", 1).work / "left").touch()
+
+    assert contents(scratches.make("j_1", 1)) == ["home", "work", "work/outputs"]
+
+
+def test_so_many_are_kept_and_none_of_another_worker_before(scratches: Scratches, tmp_path: Path) -> None:
+    for scratch in [scratches.make(f"j_{number}", 1) for number in range(SPARES + 3)]:
+        scratches.give_back(scratch)
+    assert len(list((tmp_path / "spare").iterdir())) == SPARES
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+    Scratches(tmp_path / "scratch")
+
+    assert not (tmp_path / "spare").exists()
