@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+MOST_JOBS = 1_000_000
+
 
 @dataclass(frozen=True)
 class Given:
@@ -34,4 +36,7 @@ class Given:
     @classmethod
     def decode(cls, raw: Mapping[str, Any]) -> Given:
         place = raw["at"] if isinstance(raw["at"], int) else str(raw["at"])
-        return cls(place, str(raw["job"]), bool(raw.get("many")), int(raw.get("size", 0)))
+        size = int(raw.get("size", 0))
+        if not 0 <= size <= MOST_JOBS:
+            raise ValueError(f"a group of {size} jobs")
+        return cls(place, str(raw["job"]), bool(raw.get("many")), size)

@@ -12,8 +12,10 @@ import gpulayer as gl
 from gpulayer.client import Client
 from gpulayer_broker import spec as specs
 from gpulayer_broker.connection import Endpoint
-from gpulayer_broker.errors import NotPicklable, UsageError
-from gpulayer_broker.spec import request_digest
+from gpulayer_broker.errors import NotPicklable, StoreError, UsageError
+from gpulayer_broker.given import Given
+from gpulayer_broker.spec import UndecodableSpec, request_digest
+from gpulayer_worker.given import write_given
 from tests.sdk.benches import Bench, bad, good
 from tests.support import PATIENCE_S
 from tests.workers import WorkerProcess
@@ -108,6 +110,29 @@ def test_a_result_that_is_gone_is_named_and_the_call_not_begun() -> None:
 
     with pytest.raises(gl.JobFailed, match=f"its argument number 1 is what job {first.id} returned"):
         first.then(double).result(PATIENCE_S)
+
+
+def test_results_over_the_limit_are_refused_before_they_are_written(
+    client: Client, bench: Bench, tmp_path: Path
+) -> None:
+    results = double.map(range(3))
+    for job in results.jobs:
+        bench.give(job.id, "x" * 1000)
+    given = Given(0, results.ids[0], many=True, size=3)
+
+    assert write_given([given], bench.queue, client._session.store, tmp_path / "given", 4000).exists()
+    with pytest.raises(StoreError, match=r"over the limit of 2\.0 kB"):
+        write_given([given], bench.queue, client._session.store, tmp_path / "more", 2048)
+    assert not (tmp_path / "more").exists()
+
+
+@pytest.mark.parametrize("size", [-1, 10**12])
+def test_a_group_of_no_sense_makes_the_record_undecodable(bench: Bench, size: int) -> None:
+    record = double.delay(1).then(double).record
+    damaged = record.spec.replace(b'"size":0', b'"size":%d' % size)
+
+    with pytest.raises(UndecodableSpec):
+        specs.decode(damaged)
 
 
 @pytest.mark.timeout(90)

@@ -11,12 +11,13 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from gpulayer_broker.errors import BlobMissing, GpulayerError
+from gpulayer_broker.errors import BlobMissing, GpulayerError, StoreError
 from gpulayer_broker.given import Given
 from gpulayer_broker.items import read_outcomes
 from gpulayer_broker.job import SUCCEEDED
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.store.blobstore import BlobStore
+from gpulayer_broker.units import format_size
 
 LENGTH = struct.Struct("!I")
 PAGE = 500
@@ -26,14 +27,21 @@ Result = tuple[str, bytes]
 
 
 def write_given(given: Iterable[Given], queue: Queue, store: BlobStore, path: Path, limit_bytes: int) -> Path:
-    """Writes all results into the file; its path."""
-    head, results = [], []
+    """Writes all results into the file, which may have so many bytes; its path."""
+    head, results, left_bytes = [], list[bytes](), limit_bytes
     for each in given:
-        found = [_unpacked(result, store, limit_bytes) for result in _results(each, queue)]
-        head.append(
-            {"at": each.place, "many": each.many, "values": [(kind, len(data)) for kind, data in found]}
-        )
-        results += [data for _, data in found]
+        values = []
+        for result in _results(each, queue):
+            kind, data = _unpacked(result, store, limit_bytes)
+            left_bytes -= len(data)
+            if left_bytes < 0:
+                raise StoreError(
+                    f"the results that it takes are over the limit of {format_size(limit_bytes)}: "
+                    "return less, or write files to a place that all machines share"
+                )
+            values.append((kind, len(data)))
+            results.append(data)
+        head.append({"at": each.place, "many": each.many, "values": values})
     text = json.dumps(head).encode()
     with path.open("wb") as file:
         file.writelines((LENGTH.pack(len(text)), text, *results))
