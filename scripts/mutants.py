@@ -2,14 +2,16 @@
 
 A mutant is a file of tests/mutants/: `breaks` (what it spoils), `covers` (rules and functions), `file`, `line` (which
 must be there exactly once), `becomes`, and `tests`. Each is applied to a copy of the tree, never to the tree. Before
-that the same tests must pass on an unchanged copy. The run fails when a mutant survives, when its line is no longer
-there, or when its library does not load.
+that the same tests must pass on an unchanged copy, unless `--tests-passed` says that they just did. The run fails when
+a mutant survives, when its line is no longer there, when its library does not load, or when a rule or a function of the
+queue has no mutant.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,6 +27,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / "tests" / "mutants"
+FUNCTIONS = REPOSITORY / "broker" / "gpulayer_broker" / "lua"
+RULES = tuple(f"rule {number}" for number in range(1, 11))
 NEEDED = ("broker", "worker", "gpulayer", "tests", "scripts")
 MARKS = ("<!-- mutants -->", "<!-- /mutants -->")
 LIMIT_S = 180
@@ -44,15 +48,25 @@ class Mutant:
     becomes: str
     tests: str
 
+    @property
+    def names(self) -> set[str]:
+        """The rules, functions and parts that it covers."""
+        return {name.strip() for name in self.covers.split(",")}
+
     def apply(self, tree: Path) -> None:
         """Breaks the line in a copy; ValueError where it is not there exactly once."""
         path = tree / self.file
         lines = path.read_text().splitlines()
+        lines[self.place(tree)] = self.becomes
+        path.write_text("\n".join(lines) + "\n")
+
+    def place(self, tree: Path) -> int:
+        """The number of the line."""
+        lines = (tree / self.file).read_text().splitlines()
         at = [n for n, line in enumerate(lines) if line.strip() == self.line.strip()]
         if len(at) != 1:
             raise ValueError(f"{self.file} holds the line {len(at)} times: {self.line.strip()}")
-        lines[at[0]] = self.becomes
-        path.write_text("\n".join(lines) + "\n")
+        return at[0]
 
 
 @dataclass(frozen=True)
@@ -67,6 +81,14 @@ class Verdict:
 
 def mutants() -> list[Mutant]:
     return [_read(path) for path in sorted(FOLDER.glob("*.toml"))]
+
+
+def uncovered(chosen: list[Mutant]) -> list[str]:
+    """Rules, and functions of the queue, that no mutant breaks."""
+    covered = {name for mutant in chosen for name in mutant.names}
+    texts = [path.read_text() for path in sorted(FUNCTIONS.glob("*.lua"))]
+    functions = [name for text in texts for name in re.findall(r"^register\('(\w+)'", text, re.MULTILINE)]
+    return [name for name in (*RULES, *functions) if name not in covered]
 
 
 def _read(path: Path) -> Mutant:
@@ -84,9 +106,7 @@ def copied_tree() -> Iterator[Path]:
     try:
         for name in NEEDED:
             if (REPOSITORY / name).is_dir():
-                shutil.copytree(
-                    REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
-                )
+                shutil.copytree(REPOSITORY / name, folder / name)
         shutil.copy(REPOSITORY / "pyproject.toml", folder)
         yield folder
     finally:
@@ -138,9 +158,10 @@ def judge(mutant: Mutant) -> Verdict:
             mutant.apply(tree)
         except (ValueError, OSError) as error:
             return verdict(False, f"does not apply: {error}")
-        loaded = run(tree, "-c", _LOADS, str(tree))
-        if loaded.returncode:
-            return verdict(False, f"does not load: {_last_line(loaded.stderr)}")
+        if mutant.file.endswith(".lua"):
+            loaded = run(tree, "-c", _LOADS, str(tree))
+            if loaded.returncode:
+                return verdict(False, f"does not load: {_last_line(loaded.stderr)}")
         try:
             outcome = tested(tree, mutant.tests)
         except subprocess.TimeoutExpired:
@@ -160,11 +181,11 @@ def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1]
 
 
-def control(chosen: list[Mutant]) -> str:
+def control(chosen: list[Mutant], jobs: int) -> str:
     """Why the tests say nothing: one of them fails without any mutant. Empty where all pass."""
-    with copied_tree() as tree:
-        for tests in sorted({m.tests for m in chosen}):
-            outcome = tested(tree, tests)
+    with copied_tree() as tree, ThreadPoolExecutor(jobs) as pool:
+        every = sorted({m.tests for m in chosen})
+        for tests, outcome in zip(every, pool.map(lambda tests: tested(tree, tests), every), strict=True):
             if outcome.returncode:
                 return f"{tests} fails without a mutant: {_failed(outcome.stdout)}"
     return ""
@@ -188,9 +209,9 @@ def write_table(path: Path, chosen: list[Mutant]) -> None:
     path.write_text(f"{before}{MARKS[0]}\n{table(chosen)}\n{MARKS[1]}{after or chr(10)}")
 
 
-def run_all(chosen: list[Mutant], jobs: int, say: Callable[[str], None]) -> int:
-    say(f"{len(chosen)} mutants; first their tests without any")
-    if why := control(chosen):
+def run_all(chosen: list[Mutant], jobs: int, trusted: bool, say: Callable[[str], None]) -> int:
+    say(f"{len(chosen)} mutants" + ("" if trusted else "; first their tests without any"))
+    if not trusted and (why := control(chosen, jobs)):
         say(why)
         return 1
     survivors = 0
@@ -210,8 +231,15 @@ def main() -> int:
         "--table", type=Path, metavar="FILE", help="write the table into this page and run nothing"
     )
     parser.add_argument("--jobs", type=int, default=2, help="how many at once (default 2)")
+    parser.add_argument(
+        "--tests-passed",
+        action="store_true",
+        help="the tests have just passed here: they are not run unbroken",
+    )
     given = parser.parse_args()
     every = mutants()
+    if not given.only and (names := uncovered(every)):
+        parser.error(f"no mutant breaks {', '.join(names)}")
     if unknown := set(given.only or ()) - {m.name for m in every}:
         parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
     chosen = [m for m in every if not given.only or m.name in given.only]
@@ -221,7 +249,7 @@ def main() -> int:
     if given.table:
         write_table(given.table, chosen)
         return 0
-    return run_all(chosen, given.jobs, lambda text: print(text, flush=True))
+    return run_all(chosen, given.jobs, given.tests_passed, lambda text: print(text, flush=True))
 
 
 if __name__ == "__main__":

@@ -123,8 +123,11 @@ def test_what_the_workers_own_job_uses_is_no_foreign_use(desk: Desk, hire: Hire,
     wait_until(lambda: desk.tail(first), PATIENCE_S, "the job told its pid")
     pid = int(desk.tail(first))
 
+    free_bytes = devices_of(desk)[0]["memory_free_bytes"]
     driver.change(0, used_bytes=3 * GIB).process(0, pid, 3 * GIB)
+    wait_until(lambda: devices_of(desk)[0]["memory_free_bytes"] < free_bytes, PATIENCE_S, "it is seen")
 
+    assert devices_of(desk)[0]["foreign"] is None
     assert seen_by(desk, gpus=1, gpu_memory="4GiB").split()[3] == "0"
     cancel(desk, first)
 
