@@ -28,22 +28,26 @@ def watched(result: MapResult[Any], steps: Iterator[T]) -> Iterator[T]:
     drawing = Drawing(result)
     try:
         yield from steps
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         drawing.close()
-        _detach(result)
+        detach(result, interrupt)
         raise
     finally:
         drawing.close()
 
 
-def _detach(result: MapResult[Any]) -> None:
+def detach(result: MapResult[Any], interrupt: KeyboardInterrupt) -> None:
+    """Says, once for an interrupt, that the calls go on, and cancels them at a second one."""
+    if vars(interrupt).get("told"):
+        return
+    vars(interrupt)["told"] = True
     left = result._calls() - result._ended()
     name = result._manner.name
-    _say(
-        f"detached: {left} calls of {name} go on; {result._way_back()}; "
-        f"Ctrl-C again within {SECOND_CHANCE_S:g} s cancels them"
-    )
     try:
+        _say(
+            f"detached: {left} calls of {name} go on; {result._way_back()}; "
+            f"Ctrl-C again within {SECOND_CHANCE_S:g} s cancels them"
+        )
         time.sleep(SECOND_CHANCE_S)
     except KeyboardInterrupt:
         _say(f"cancelled: {result.cancel()} calls of {name}")

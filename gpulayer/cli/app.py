@@ -15,7 +15,7 @@ from gpulayer.cli.private import stop_private
 from gpulayer.cli.profiles import list_profiles
 from gpulayer.cli.resources import resources
 from gpulayer.cli.retry import retry_jobs
-from gpulayer.cli.run import run_function
+from gpulayer.cli.run_function import run_function
 from gpulayer.cli.status import show_status
 from gpulayer.cli.submit import submit_command
 from gpulayer.cli.worker import worker
@@ -85,6 +85,7 @@ app.command("show")(show_job)
 app.command("logs")(show_logs)
 app.command("wait")(wait_jobs)
 app.command("cancel")(cancel_jobs)
+app.command("interrupt")(interrupt_jobs)
 app.command("retry")(retry_jobs)
 app.command("outputs")(fetch_job)
 app.command("explain")(explain_job)
@@ -99,4 +100,3 @@ worker.command("start")(start_worker)
 worker.command("stop")(stop_worker)
 worker.command("drain")(drain_worker)
 app.add_typer(worker, cls=Group)
-app.command("interrupt")(interrupt_jobs)

@@ -97,18 +97,29 @@ def _lines(path: Path) -> list[str]:
 # While they run ------------------------------------------------------------------------------------------------------
 
 
-def follow_group(client: Client, result: MapResult[Any], outputs_to: Path | None, json: bool) -> int:
-    """Waits for all, tells each failure and fetches what each returns; 1 if any did not succeed."""
+def follow_group(
+    client: Client, result: MapResult[Any], outputs_to: Path | None, json: bool, submitted: str
+) -> int:
+    """Says what was submitted, waits for all, tells each failure and fetches what each returns; 1 if any did not
+    succeed."""
     counts: Counter[str] = Counter()
     failed: list[str] = []
-    for item in result.as_completed():
-        record = item.job.record
-        counts[item.state] += 1
-        if item.state != SUCCEEDED:
-            failed.append(item.job.id)
-            _tell(record)
-        _fetch(client, record, outputs_to)
     group = result.ids[0]
+    try:
+        say(submitted)
+        for item in result.as_completed():
+            record = item.job.record
+            counts[item.state] += 1
+            if item.state != SUCCEEDED:
+                failed.append(item.job.id)
+                _tell(record)
+            _fetch(client, record, outputs_to)
+    except KeyboardInterrupt as interrupt:
+        # It may come between two waits: while outputs are fetched, or before the first.
+        from gpulayer.watching import detach
+
+        detach(result, interrupt)
+        raise
     if json:
         print_json(group_document(group, counts, failed))
     else:

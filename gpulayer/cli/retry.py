@@ -72,5 +72,5 @@ def _follow(client: Client, old: str, new: str, count: int) -> int:
     if not is_group(new):
         say(f"job {new} submitted: {old} again")
         return follow_job(client, client.get(new), None)
-    say(f"group {new} submitted: {count} jobs of {old} again")
-    return follow_group(client, client.map_result(new), None, False)
+    submitted = f"group {new} submitted: {count} jobs of {old} again"
+    return follow_group(client, client.map_result(new), None, False, submitted)

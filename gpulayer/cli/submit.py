@@ -214,8 +214,8 @@ def _submit_many(
     if ending.detach:
         print_json({"schema": 1, "id": group, "total": len(result)}) if ending.json else print(group)
         return 0
-    say(f"group {group} submitted: {len(result)} jobs of {name}")
-    return follow_group(client, result, ending.outputs_to, ending.json)
+    submitted = f"group {group} submitted: {len(result)} jobs of {name}"
+    return follow_group(client, result, ending.outputs_to, ending.json, submitted)
 
 
 class _Packer:

@@ -79,11 +79,11 @@ def worker(valkey: Endpoint, address: str, namespace: str, tmp_path: Path) -> It
 
 @pytest.fixture
 def spawn(here: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a command line as a process of its own, in a session of its own."""
+    """Starts a command line as a process of its own, in a session of its own, some code before it."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", "from gpulayer.cli import main; main()", *arguments]
+    def start(*arguments: str, before: str = "") -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", f"{before}\nfrom gpulayer.cli import main; main()", *arguments]
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

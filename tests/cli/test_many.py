@@ -108,7 +108,9 @@ def line_with(process: subprocess.Popen[str], text: str) -> str:
 
 
 def test_ctrl_c_leaves_a_group_alone_and_twice_cancels_it(spawn: Spawn, bench: Bench, cli: Cli) -> None:
-    process = spawn("submit", "--array", "1-3", "--", "true")
+    # However long this machine takes between the two.
+    patient = "import gpulayer.watching; gpulayer.watching.SECOND_CHANCE_S = 600"
+    process = spawn("submit", "--array", "1-3", "--", "true", before=patient)
     group = line_with(process, "group g_").split()[1]
     bench.end(f"{group}-1")
     wait_until(lambda: bench.queue.record(f"{group}-1").final, PATIENCE_S, "one has ended")

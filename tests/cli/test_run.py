@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulayer.cli.run import plain_value
+from gpulayer.cli.run_function import plain_value
 from gpulayer_broker import spec as specs
 from gpulayer_broker.connection import Link
 from gpulayer_broker.queue import Queue

@@ -165,7 +165,7 @@ def test_a_killed_server_comes_back_with_its_data(folders: Folders, worker: list
         before = pid_of("server")
         kill(before)
 
-        assert link.call_idempotent("GET", "a", deadline_s=20) == b"1"
+        assert link.call_idempotent("GET", "a", deadline_s=PATIENCE_S) == b"1"
     assert pid_of("server") != before
 
 
@@ -198,7 +198,7 @@ def test_an_adopted_server_and_worker_are_restarted_too(folders: Folders, worker
         kill(before["server"])
         kill(before["worker"])
 
-        assert link.call_idempotent("PING", deadline_s=20) == b"PONG"
+        assert link.call_idempotent("PING", deadline_s=PATIENCE_S) == b"PONG"
     wait_until(lambda: pid_of("worker") != before["worker"], PATIENCE_S, "another worker lives")
 
 

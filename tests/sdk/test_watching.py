@@ -22,7 +22,8 @@ import sys
 import gpulayer as gl
 import gpulayer.watching
 
-gpulayer.watching.SECOND_CHANCE_S = float(sys.argv[4])
+if "patient" in sys.argv:
+    gpulayer.watching.SECOND_CHANCE_S = 600
 
 @gl.remote(isolation=sys.argv[1])
 def square(n): return n * n
@@ -170,7 +171,7 @@ def test_one_interrupt_leaves_the_jobs_alone_and_says_how_to_come_back(
 
 @pytest.mark.parametrize("isolation", ["fresh", "warm"])
 def test_a_second_interrupt_cancels(start: Start, bench: Bench, client: Client, isolation: str) -> None:
-    script = start(isolation, "10", "bar")
+    script = start(isolation, "10", "bar", "patient")
     job_id = script.line()
     wait_until(lambda: script.shows("0/10"), PATIENCE_S, "it waits")
     script.interrupt()
