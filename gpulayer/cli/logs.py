@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 def show_logs(
     job: opt.JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", metavar="N", help="Only the last N lines (all).", min=0)
+    ] = None,
     rank: Annotated[
         int, typer.Option("--rank", metavar="N", help="The rank of a distributed job.", min=0)
     ] = 0,
@@ -31,12 +34,17 @@ def show_logs(
     from gpulayer.cli.terminal import Terminal, only
     from gpulayer.groups import refuse_group
     from gpulayer.logs import ERR, NOTE, OUT, PROGRESS, read_log
+    from gpulayer.tailing import read_tail
 
     refuse_group(job)
     terminal = Terminal()
     with opt.open_client(target, redis) as client:
         progress = follow and not json and terminal.shows_progress
-        pieces = read_log(client._session, job, rank=rank, follow=follow, progress=progress)
+        session = client._session
+        if tail is None:
+            pieces = read_log(session, job, rank=rank, follow=follow, progress=progress)
+        else:
+            pieces = read_tail(session, job, tail, rank=rank, follow=follow, progress=progress)
         try:
             if json:
                 _print_documents(pieces)

@@ -128,6 +128,19 @@ def test_logs_keep_the_streams_apart(cli: Cli, bench: Bench) -> None:
     assert cli("logs", "-f", job_id).out == "one\n"
 
 
+def test_logs_shows_as_many_last_lines_as_asked_for(cli: Cli, bench: Bench) -> None:
+    job_id = submitted(cli)
+    grant = bench.take(job_id)
+    bench.hand.run(fn.log(job_id, grant.token, 0, "out", 0, b"one\ntwo\n"))
+    bench.hand.run(fn.log(job_id, grant.token, 0, "err", 8, b"three\n"))
+    bench.end(job_id)
+
+    outcome = cli("logs", "--tail", "2", job_id)
+    assert (outcome.out, outcome.err) == ("two\n", "three\n")
+    assert json.loads(cli("logs", "-n", "1", "--json", job_id).out) == {"stream": "err", "text": "three"}
+    assert cli("logs", "-f", "-n", "0", job_id).out == ""
+
+
 def test_explain_gives_each_worker_s_answer_and_the_summary(cli: Cli, bench: Bench) -> None:
     job_id = submitted(cli, "--framework", "jax>=0.4")
 
