@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -90,6 +91,40 @@ def test_an_exception_arrives_as_text_and_as_itself(desk: Desk) -> None:
     assert "gpulayer_worker" not in error["traceback"]
     again = pickle.loads(base64.b85decode(error["pickle"]))
     assert (type(again).__name__, again.args) == ("TooHot", ("451 degrees",))
+
+
+def test_a_traceback_names_the_file_and_the_lines_that_functions_came_from(desk: Desk) -> None:
+    def inner() -> NoReturn:
+        raise KeyError("first")
+
+    def outer() -> NoReturn:
+        try:
+            inner()
+        except KeyError as error:
+            raise TooHot("second") from error
+
+    _, error = failure_of(desk, outer)
+    told = [line.strip() for line in error["traceback"].splitlines()]
+    assert "<dynamic-code>" not in error["traceback"]
+    for code, text in ((inner.__code__, 'raise KeyError("first")'), (outer.__code__, "inner()")):
+        where = f'File "{__file__}", line '
+        (at, *_) = [
+            n
+            for n, line in enumerate(told)
+            if line.startswith(where) and line.endswith(f", in {code.co_name}")
+        ]
+        assert told[at + 1] == text
+
+
+def test_a_line_is_not_shown_from_a_file_that_has_another_function_there(desk: Desk, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    scope: dict[str, Any] = {"__file__": str(script), "__name__": "__main__"}
+    exec(compile("def fail():\n    return 1 / 0\n", str(script), "exec"), scope)
+    script.write_text("something = 1\nelse_ = 2\n")
+
+    _, error = failure_of(desk, scope["fail"])
+    assert f'File "{script}", line 2, in fail' in error["traceback"]
+    assert "else_" not in error["traceback"]
 
 
 def test_an_exception_that_cannot_be_pickled_arrives_as_text(desk: Desk) -> None:

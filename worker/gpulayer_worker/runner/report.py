@@ -19,6 +19,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from . import files
+
 LENGTH = struct.Struct("!I")
 INLINE_BYTES = 32 * 1024
 MESSAGE_CHARS = 4 * 1024
@@ -174,8 +176,10 @@ def _text(error: BaseException) -> str:
 
 def _traceback(error: BaseException) -> str:
     try:
-        lines = traceback.format_exception(type(error), error, _users_frames(error.__traceback__))
-        return _cut("".join(lines), TRACEBACK_CHARS)
+        frames = _users_frames(error.__traceback__)
+        told = traceback.TracebackException(type(error), error, frames)
+        files.name_files(told, error, frames)
+        return _cut("".join(told.format()), TRACEBACK_CHARS)
     except BaseException as second:  # noqa: BLE001 - as above
         return f"<its traceback cannot be shown: {type(second).__name__}>"
 
