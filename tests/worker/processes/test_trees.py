@@ -14,11 +14,13 @@ import pytest
 
 from gpulayer_worker.processes import ending
 from gpulayer_worker.processes.fork_server import ForkServer, ForkServerGone
+from gpulayer_worker.processes.watchdog import LOOKS
 from gpulayer_worker.runner import proctree
 from tests.support import PATIENCE_S, wait_until
 
 from .bench import Bench, is_gone, wait_gone
 
+WATCH_EVERY_S = 0.2
 BACKGROUND = "sleep 1000 & echo $! > child; "
 SESSION = "setsid sh -c 'echo $$ > child; exec sleep 1000' & "
 UNTIL_CHILD = "until [ -s child ]; do sleep 0.01; done; "
@@ -43,6 +45,14 @@ def daemon(tmp_path: Path) -> str:
     """A shell command that leaves a daemon behind, whose pid is in the file `child` once it runs."""
     (tmp_path / "daemon.py").write_text(DAEMON)
     return f"{sys.executable} {tmp_path}/daemon.py {tmp_path}/child; "
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Bench]:
+    """On a fork server that is looked after so often that its patience is over soon."""
+    server = ForkServer(sys.executable, {}, look_every_s=WATCH_EVERY_S)
+    yield Bench(tmp_path, server)
+    server.close()
 
 
 @contextmanager
@@ -287,6 +297,43 @@ def test_the_end_of_the_fork_server_loses_its_jobs_and_leaves_nothing(bench: Ben
     assert not bench.server.alive
     with pytest.raises(ForkServerGone):
         bench.command("true")
+
+
+def test_a_job_that_stops_its_fork_server_runs_on_to_its_end(watched: Bench) -> None:
+    end = watched.shell("kill -STOP $PPID; echo ran > child").wait(PATIENCE_S)
+
+    assert end.exit is not None
+    assert end.exit.code == 0
+    assert not end.lost
+
+
+def test_a_fork_server_that_is_stopped_again_and_again_is_given_up(watched: Bench) -> None:
+    end = watched.shell("echo $$ > main; while :; do kill -STOP $PPID; done").wait(PATIENCE_S)
+
+    assert end.lost
+    assert is_gone(watched.number_in("main"))
+
+
+def test_a_stopped_fork_server_does_not_hold_up_the_end_of_its_worker(bench: Bench) -> None:
+    handle = bench.shell("echo $$ > main; exec sleep 1000")
+    main = bench.number_in("main")
+    assert isinstance(bench.server, ForkServer)
+    os.kill(bench.server.pid, signal.SIGSTOP)
+
+    bench.server.close(patience_s=PATIENCE_S)
+
+    assert handle.wait(PATIENCE_S)
+    assert is_gone(main)
+
+
+def test_a_busy_fork_server_that_answers_is_left_alone(watched: Bench) -> None:
+    handle = watched.shell(f"sleep {LOOKS * WATCH_EVERY_S * 3}")
+
+    end = handle.wait(PATIENCE_S)
+
+    assert not end.lost
+    assert end.exit is not None
+    assert end.exit.code == 0
 
 
 def test_what_was_left_by_a_killed_worker_and_fork_server_is_cleared(tmp_path: Path) -> None:

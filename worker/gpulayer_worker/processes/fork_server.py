@@ -1,9 +1,9 @@
 """The worker's side of one fork server: starts it, sends requests, reads its events in one thread of its own.
 
 Guarantees: every handle is resolved exactly once, when nothing of the job is left, also when the fork server
-is killed (`lost`). `start` and everything on a handle may be called from any thread and never wait for the
-fork server. While it preloads, jobs are held here; a preload that kills it, or starts threads that make
-forking unsafe, is given up and the jobs begin without it.
+is killed (`lost`), or stopped, or silent for so long that it is killed here. `start` and everything on a
+handle may be called from any thread and never wait for the fork server. While it preloads, jobs are held here;
+a preload that kills it, or starts threads that make forking unsafe, is given up and the jobs begin without it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any
 from gpulayer_worker.runner import cgroups, wire
 
 from . import ending
-from .job import Ending, Exit, FunctionCall, JobHandle, JobProcess, Usage, WarmWork
+from .job import Ending, Exit, JobHandle, JobProcess, Usage, WarmWork, work_message
 from .outbox import Outbox
 from .pipes import Pipe, ProgressPipe, ReportPipe
+from .watchdog import LOOK_EVERY_S, Watchdog, continue_stopped
 
 log = logging.getLogger(__name__)
 
@@ -82,15 +83,6 @@ class _Running:
         )
 
 
-def work_message(work: tuple[str, ...] | FunctionCall | WarmWork) -> dict[str, Any]:
-    """What a job is to do, in the form in which the runner takes it."""
-    if isinstance(work, FunctionCall):
-        return {"kind": "function", "call": work.as_message()}
-    if isinstance(work, WarmWork):
-        return {"kind": "warm"}
-    return {"kind": "command", "argv": list(work)}
-
-
 class ForkServer:
     """One fork server process and the jobs in it."""
 
@@ -101,7 +93,9 @@ class ForkServer:
         preload: frozenset[str] = frozenset(),
         fallback_path: tuple[str, ...] = (),
         after_loss: Callable[[], object] | None = None,
+        look_every_s: float = LOOK_EVERY_S,
     ) -> None:
+        self._look_every_s = look_every_s
         self._python = python
         self._env = dict(env)
         self._preload = preload
@@ -195,6 +189,7 @@ class ForkServer:
             self._closing = True
             with contextlib.suppress(OSError):
                 self._link.shutdown(socket.SHUT_RDWR)
+            continue_stopped(self.pid)
             thread = self._thread
         thread.join(patience_s)
         if thread.is_alive():
@@ -224,6 +219,7 @@ class ForkServer:
         self._outbox = Outbox(ours, self._selector)
         self._selector.register(ours, selectors.EVENT_READ, self._read_link)
         self._ready = not self._preload
+        self._watchdog = Watchdog(self.pid, self._ask_for_life, self._look_every_s)
         if self._preload:
             self._outbox.send({"request": "preload", "modules": sorted(self._preload)})
         self._thread = threading.Thread(target=self._listen, name=f"fork-server-{self.pid}", daemon=True)
@@ -260,13 +256,25 @@ class ForkServer:
         selector = self._selector
         while not self._gone and selector is self._selector:
             try:
-                for key, mask in selector.select():
+                for key, mask in selector.select(self._look_every_s):
                     key.data(mask)
+                self._look_after()
             except Exception:
                 # Nobody may wait for ever on a thread that has failed: its jobs are lost, and said to be.
                 log.exception("watching over a fork server failed")
                 self._process.kill()
                 self._server_ended()
+
+    def _look_after(self) -> None:
+        """While it imports it may be silent for long; while it is idle nobody waits for it."""
+        if self._running and not self._gone and self._watchdog.look(patient=not self._ready):
+            log.error("fork server %d does not answer: killing it", self.pid)
+            self._process.kill()
+
+    def _ask_for_life(self) -> None:
+        with self._lock:
+            self._stats.append(lambda _: None)
+            self._outbox.send({"request": "stats"})
 
     def _read_link(self, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
@@ -279,6 +287,7 @@ class ForkServer:
         if not received[0]:
             self._server_ended()
             return
+        self._watchdog.heard()
         for event, _ in self._decoder.feed(*received):
             getattr(self, "_event_" + event["event"])(event)
 

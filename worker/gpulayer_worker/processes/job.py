@@ -187,3 +187,12 @@ class JobHandle:
                 future.set_result(value)  # type: ignore[arg-type]
         if not self.started.done():
             self.started.set_exception(RuntimeError(ending.refused or "the job was lost before it began"))
+
+
+def work_message(work: tuple[str, ...] | FunctionCall | WarmWork) -> dict[str, Any]:
+    """What a job is to do, in the form in which the runner takes it."""
+    if isinstance(work, FunctionCall):
+        return {"kind": "function", "call": work.as_message()}
+    if isinstance(work, WarmWork):
+        return {"kind": "warm"}
+    return {"kind": "command", "argv": list(work)}
