@@ -78,12 +78,12 @@ class Item(Generic[R]):
 class MapResult(ABC, Generic[R]):
     """The results of a `.map`: iterate for them in order, or take them `.as_completed()`.
 
+    Ctrl-C while it is read only stops the reading: the jobs go on, and a line says how to come back to them. A second
+    Ctrl-C within two seconds cancels them.
+
     >>> squares = square.map(range(3))
     >>> len(squares), squares.results()
     (3, [0, 1, 4])
-
-    Ctrl-C while it is read only stops the reading: the jobs go on, and a line says how to come back to them. A second
-    Ctrl-C within two seconds cancels them.
     """
 
     def __init__(self, client: Client, manner: Manner, *, sized: bool) -> None:
