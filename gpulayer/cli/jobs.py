@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -131,7 +131,7 @@ def wait_jobs(
 
     most_s = parse_duration(timeout) if timeout is not None else None
     end = time.monotonic() + most_s if most_s is not None else None
-    with opt.open_client(target, redis) as client, _within(most_s):
+    with opt.open_client(target, redis) as client, _within(most_s, job):
         waits = [(each, _handles(client, each)) for each in job]
         ends = [
             _group_end(client, each, handles, end) if is_group(each) else _job_end(handles[0], end)
@@ -146,12 +146,15 @@ def wait_jobs(
 
 
 @contextmanager
-def _within(most_s: float | None) -> Iterator[None]:
-    """Words a wait that was given up by the time that was asked for, not by what was left of it."""
+def _within(most_s: float | None, job_ids: Sequence[str]) -> Iterator[None]:
+    """Words a wait that was given up: by Ctrl-C, or by the time that was asked for, not by what was left of it."""
     from gpulayer_broker.errors import WaitTimeout
 
     try:
         yield
+    except KeyboardInterrupt:
+        say(f"no longer waiting: {', '.join(job_ids)} not ended by this; gpulayer cancel ends a job")
+        raise
     except WaitTimeout as error:
         raise WaitTimeout(
             f"job {error.job_id} has not ended within {most_s:g} s; it goes on", job_id=error.job_id

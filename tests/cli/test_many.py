@@ -101,6 +101,20 @@ def test_a_group_waits_until_all_of_it_has_ended(spawn: Spawn, cli: Cli, bench: 
     assert process.communicate(timeout=PATIENCE_S)[0].split("\t") == [group, "2 succeeded\n"]
 
 
+def test_who_stops_waiting_is_told_that_nothing_was_ended(spawn: Spawn, cli: Cli, bench: Bench) -> None:
+    job_id = cli("submit", "--detach", "--", "true").out.strip()
+    process = spawn("wait", job_id)
+    watchers = bench.hand.key(f"watchers:{job_id}")
+    wait_until(lambda: bench.hand.link.call("SCARD", watchers), PATIENCE_S, "it waits")
+    process.send_signal(signal.SIGINT)
+
+    assert line_with(process, "no longer waiting") == (
+        f"no longer waiting: {job_id} not ended by this; gpulayer cancel ends a job\n"
+    )
+    assert process.wait(PATIENCE_S) == 130
+    assert not bench.queue.record(job_id).final
+
+
 def line_with(process: subprocess.Popen[str], text: str) -> str:
     """The next line on stderr that has the text; warnings about the server may come before it."""
     assert process.stderr is not None
