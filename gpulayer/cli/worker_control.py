@@ -68,8 +68,8 @@ def run_worker(
     """
     if context.invoked_subcommand is not None:
         return
-    command = _command(redis, name, slots, gpus, gpu_share, python, label)
-    os.execv(command[0], command)
+    command, environment = _command(redis, name, slots, gpus, gpu_share, python, label)
+    os.execve(command[0], command, environment)
 
 
 def start_worker(
@@ -90,12 +90,17 @@ def start_worker(
     folders = _folders()
     if _pid(folders, name) is not None:
         raise ConfigError(f"a worker named '{name}' already runs here: give this one another name")
-    command = _command(redis, name, slots, gpus, gpu_share, python, label)
+    command, environment = _command(redis, name, slots, gpus, gpu_share, python, label)
     log = folders.state / f"worker-{Path(name).name}.log"
     with open(log, "ab") as words:
         begin = words.tell()
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=words,
+            start_new_session=True,
         )
     _started.append(process)
     _until_online(process, redis, name, log, begin)
@@ -187,8 +192,8 @@ def _command(
     gpu_share: int | None,
     python: str | None,
     labels: list[str] | None,
-) -> list[str]:
-    """The worker's own command line."""
+) -> tuple[list[str], dict[str, str]]:
+    """The worker's own command line, and its environment, which has the address: `ps` shows it to nobody else."""
     from gpulayer.targets import resolve_target
 
     target = resolve_target(redis=redis)
@@ -200,7 +205,6 @@ def _command(
         if "=" not in text:
             raise UsageError(f"--label {text}: a label is written key=value", value=text)
     given: dict[str, Any] = {
-        "--redis": target.url,
         "--namespace": target.settings.namespace,
         "--name": name,
         "--slots": slots,
@@ -210,7 +214,8 @@ def _command(
     }
     options = [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
     options += [part for text in labels or () for part in ("--label", text)]
-    return [sys.executable, "-P", "-m", "gpulayer_worker", *options]
+    command = [sys.executable, "-P", "-m", "gpulayer_worker", *options]
+    return command, {**os.environ, "GPULAYER_REDIS_URL": target.url}
 
 
 def _until_online(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from gpulayer_broker.folders import locate_folders
@@ -21,7 +22,7 @@ Spawn = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def name(namespace: str, address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A worker's name of this test, whose worker is ended with it."""
-    for setting, value in {"LEASE_S": "6", "HEARTBEAT_S": "0.4", "TERM_GRACE_S": "1"}.items():
+    for setting, value in {"LEASE_S": "30", "HEARTBEAT_S": "0.4", "TERM_GRACE_S": "1"}.items():
         monkeypatch.setenv(f"GPULAYER_{setting}", value)
     name = f"{namespace}-w"
     yield name
@@ -40,6 +41,7 @@ def test_a_worker_in_the_background_takes_jobs_until_it_is_stopped(cli: Cli, nam
     started = json.loads(cli("worker", "start", name, "--slots", "3", "--label", "zone=eu", "--json").out)
 
     assert started["name"] == name
+    assert "--redis" not in psutil.Process(started["pid"]).cmdline(), "it may hold a password, which ps shows"
     assert cli("submit", "--label", "zone=eu", "--", "echo", "hello").out == "hello\n"
     assert cli("workers").out.split("\t")[:3] == [name, "online", "3/3"]
     again = cli("worker", "start", name)

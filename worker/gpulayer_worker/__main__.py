@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import socket
 import sys
 
@@ -13,6 +14,7 @@ from gpulayer_broker.folders import locate_folders
 from gpulayer_broker.server_check import check_server
 from gpulayer_broker.settings import Settings, load_settings
 from gpulayer_worker.agent import Agent, Options
+from gpulayer_worker.secrecy import blank
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,7 +22,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gpulayer-worker", description="Takes jobs from a queue and runs them."
     )
-    parser.add_argument("--redis", metavar="URL", required=True, help="the queue's server")
+    parser.add_argument(
+        "--redis", metavar="URL", default=None, help="the queue's server (default: GPULAYER_REDIS_URL)"
+    )
     parser.add_argument("--namespace", default=None, help="namespace of the queue (default: default)")
     parser.add_argument(
         "--name", default=socket.gethostname(), help="name of this worker (default: the host's)"
@@ -63,7 +67,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.namespace:
         settings = settings.changed(namespace=args.namespace)
     labels = tuple((name, value) for name, _, value in (text.partition("=") for text in args.label))
-    endpoint = Endpoint.parse(args.redis)
+    endpoint = _endpoint(args.redis, settings.redis_url)
     with Link(endpoint) as link:
         for warning in check_server(link):
             logging.getLogger("gpulayer").warning("%s", warning)
@@ -81,6 +85,18 @@ def _run(args: argparse.Namespace) -> int:
         python=args.python,
     )
     return Agent(options, settings, locate_folders().create()).run()
+
+
+def _endpoint(flag: str | None, setting: str | None) -> Endpoint:
+    """Where the queue is; its password is shown to nobody who looks at this process."""
+    url = flag or setting
+    if not url:
+        raise UsageError("a worker needs a queue: give --redis URL, or set GPULAYER_REDIS_URL")
+    endpoint = Endpoint.parse(url)
+    if str(endpoint) != endpoint.url:
+        blank(url)
+        os.environ.pop("GPULAYER_REDIS_URL", None)
+    return endpoint
 
 
 if __name__ == "__main__":
