@@ -57,9 +57,7 @@ def submit_command(
         typer.Option("--env", metavar="K[=V]", help="A variable of the job; without =V it is copied."),
     ] = None,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the job is called.")] = "",
-    priority: Annotated[
-        str, typer.Option("--priority", metavar="P", help="critical, high, normal, low or idle.")
-    ] = "normal",
+    priority: Annotated[str, opt.PRIORITY] = "normal",
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="TIME", help="When to end it, such as 90s or 2h.")
     ] = None,
@@ -109,6 +107,8 @@ def submit_command(
     json: opt.JsonOption = False,
 ) -> int:
     """Run a command where it fits, and follow it; its exit code is this command's.
+
+    Its stdin is empty: what it is to read goes along as a file, by --source, by --input, or named by the command.
 
     Example: gpulayer submit --accelerator cuda --output '*.pt' -- python train.py --epochs 3
     """

@@ -57,7 +57,9 @@ def test_no_example_s_file_hides_a_module_of_python(page: Path) -> None:
 
 @ALL_PAGES
 def test_an_example_at_the_prompt_holds_no_text_of_its_page(page: Path) -> None:
-    assert [str(block) for block in blocks(page) if block.body.startswith(">>>") and "\n\n" in block.body] == []
+    assert [
+        str(block) for block in blocks(page) if block.body.startswith(">>>") and "\n\n" in block.body
+    ] == []
 
 
 @ALL_PAGES
