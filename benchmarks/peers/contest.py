@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from benchmarks.peers.environments import ROOT, environment, version_of
 from gpulayer_broker.queue import Queue
 
 ENDING_S = 20.0
+ANSWER_S = 180.0
+TAIL_BYTES = 4000
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,11 @@ class Client:
         assert self.process.stdout is not None
         asked = json.dumps({"question": question, "road": road, "jobs": jobs})
         print(asked, file=self.process.stdin, flush=True)
-        line = self.process.stdout.readline()
+        ready = select.select([self.process.stdout], [], [], ANSWER_S)[0]
+        line = self.process.stdout.readline() if ready else ""
         if not line:
-            raise RuntimeError(
-                f"the client ended with {self.process.wait()} while it was asked: {question} {road}"
-            )
+            how = f"exit code {self.process.poll()}" if ready else f"no answer within {ANSWER_S:.0f} s"
+            raise RuntimeError(f"{question} of {jobs} jobs by {road}: {how}")
         return json.loads(line)
 
 
@@ -178,15 +181,27 @@ def on_stage(system: System, processes: int) -> Iterator[Stage]:
 def running(
     command: list[str], told: dict[str, str], *, talks: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own; both are gone afterwards."""
+    """A process in a group of its own, gone afterwards; what it wrote to stderr is shown where something failed."""
     pipe = subprocess.PIPE if talks else subprocess.DEVNULL
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=told, stdin=pipe, stdout=pipe, text=True, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        _end(process)
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=told,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        except Exception:
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - TAIL_BYTES))
+            print(f"-- {' '.join(command)}\n{errors.read().decode(errors='replace')}", file=sys.stderr)
+            raise
+        finally:
+            _end(process)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

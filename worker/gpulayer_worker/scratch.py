@@ -118,7 +118,7 @@ FOLDERS: dict[str, set[str]] = {
 
 
 def folder_in(scratch: Scratch, name: str) -> str:
-    return os.path.join(scratch.root, name) if name else str(scratch.root)
+    return f"{scratch.root}/{name}" if name else str(scratch.root)
 
 
 def _is_marked(path: str) -> bool:
