@@ -23,7 +23,7 @@ from tests.servers import QueueServer
 from tests.support import PATIENCE_S, wait_until
 from tests.workers import Desk
 
-SHORT = {"lease_s": 2, "heartbeat_s": 0.4, "lease_grace_s": 0.5}
+SHORT = {"lease_s": 3, "heartbeat_s": 0.3, "lease_grace_s": 0.5}
 
 
 def gated(gate: Path, text: str = "done") -> str:
@@ -102,7 +102,7 @@ def test_an_outage_of_three_leases_ends_a_job_and_it_runs_again(
     pid = running(desk, job)
     with outage(server):
         wait_until(lambda: is_gone(pid), PATIENCE_S, "the job is ended with its lease")
-        wait_until(lambda: worker.said().count("heartbeat of") > 12, PATIENCE_S, "three leases have passed")
+        wait_until(lambda: worker.said().count("heartbeat of") > 30, PATIENCE_S, "three leases have passed")
     record = desk.final(job)
     assert (record.state, record.attempt) == ("succeeded", 2)
     assert worker.alive
@@ -116,7 +116,7 @@ def test_a_job_that_may_outlive_an_outage_does(
     job = desk.shell(gated(gate), on_outage="keep")
     pid = running(desk, job)
     with outage(server):
-        wait_until(lambda: worker.said().count("heartbeat of") > 12, PATIENCE_S, "three leases have passed")
+        wait_until(lambda: worker.said().count("heartbeat of") > 30, PATIENCE_S, "three leases have passed")
         assert not is_gone(pid)
     gate.touch()
     record = desk.final(job)

@@ -118,12 +118,12 @@ def test_a_fork_server_killed_while_many_jobs_start_loses_none(desk: Desk, hire:
 def test_a_worker_that_stood_still_past_its_lease_changes_nothing_when_it_wakes(
     desk: Desk, hire: Hire, tmp_path: Path
 ) -> None:
-    sleeper = hire(lease_s=2, heartbeat_s=0.4, lease_grace_s=0.5)
+    sleeper = hire(lease_s=3, heartbeat_s=0.3, lease_grace_s=0.5)
     script = f"echo of $GPULAYER_ATTEMPT $$; if [ $GPULAYER_ATTEMPT = 1 ]; then {STUBBORN}; fi; echo from the second"
     job = desk.shell(script, outputs=("*.txt",))
     pid = int(wait_until(lambda: words(desk, job, 3), PATIENCE_S, "it runs")[2])
     with standing_still(sleeper.pid):
-        second = hire(lease_s=2, heartbeat_s=0.4, lease_grace_s=0.5)
+        second = hire(lease_s=3, heartbeat_s=0.3, lease_grace_s=0.5)
         wait_until(lambda: is_gone(pid), PATIENCE_S, "its fork server kills the job at the lease's end")
         record = desk.final(job)
         assert (record.state, record.attempt, record.losses) == ("succeeded", 2, 1)
@@ -149,11 +149,11 @@ def test_a_job_whose_main_process_still_runs_is_not_taken_by_another_before_its_
 ) -> None:
     marks = tmp_path / "marks"
     script = f"while :; do echo $GPULAYER_ATTEMPT $(date +%s%N) >> {marks}; sleep 0.02; done"
-    sleeper = hire(lease_s=1.5, heartbeat_s=0.3, lease_grace_s=0.5)
+    sleeper = hire(lease_s=3, heartbeat_s=0.3, lease_grace_s=0.5)
     job = desk.shell(script)
     wait_until(lambda: marks.exists() and desk.record(job).state == "running", PATIENCE_S, "it runs")
     with standing_still(sleeper.pid):
-        hire(lease_s=1.5, heartbeat_s=0.3, lease_grace_s=0.5)
+        hire(lease_s=3, heartbeat_s=0.3, lease_grace_s=0.5)
         wait_until(lambda: "\n2 " in marks.read_text(), PATIENCE_S, "the second attempt runs")
     stamps = [(int(a), int(at)) for a, at in (line.split() for line in marks.read_text().splitlines())]
     assert max(at for a, at in stamps if a == 1) < min(at for a, at in stamps if a == 2)
