@@ -15,7 +15,7 @@ import pytest
 from tests.support import end_process
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALL_S = 240
+INSTALL_S = 600
 
 
 @pytest.fixture

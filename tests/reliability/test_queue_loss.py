@@ -144,7 +144,7 @@ def test_a_worker_whose_commit_waits_through_an_outage_commits_once(
 def test_a_worker_can_be_stopped_in_order_while_the_queue_is_away(
     desk: Desk, proxy: Proxy, hire: Hire
 ) -> None:
-    worker = hire(endpoint=proxy.endpoint, lease_s=2)
+    worker = hire(endpoint=proxy.endpoint, lease_s=4)
     job = desk.shell("echo $$; sleep 300")
     pid = running(desk, job)
     proxy.shut()
