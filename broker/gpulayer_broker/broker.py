@@ -28,7 +28,7 @@ from typing import Any, cast
 import dramatiq
 from dramatiq import middleware as stock
 from dramatiq.broker import Broker, Consumer, MessageProxy
-from dramatiq.errors import QueueJoinTimeout, QueueNotFound
+from dramatiq.errors import ConnectionFailed, QueueJoinTimeout, QueueNotFound
 from dramatiq.message import Message
 from dramatiq.middleware import Middleware
 
@@ -39,6 +39,7 @@ from gpulayer_broker.consumer import CapabilityConsumer, Delivery, as_dramatiq
 from gpulayer_broker.dead_letters import DeadLetter
 from gpulayer_broker.groups import GroupCallbacks
 from gpulayer_broker.interrupts import Interrupts
+from gpulayer_broker.joining import Joiner
 from gpulayer_broker.local_facts import own_capabilities
 from gpulayer_broker.member import Callbacks, Identity, Member
 from gpulayer_broker.outbox import Entry, Outbox, band_of
@@ -74,7 +75,11 @@ class Needs(Middleware):
         return set(REQUIREMENT_OPTIONS)
 
     def after_worker_boot(self, broker: Broker, worker: dramatiq.Worker) -> None:
-        cast(CapabilityBroker, broker).join_namespace(worker.worker_threads, worker)
+        ours = cast(CapabilityBroker, broker)
+        try:
+            ours.join_namespace(worker.worker_threads, worker)
+        except ConnectionFailed:
+            ours.join_later(worker.worker_threads, worker)
 
     def after_declare_queue(self, broker: Broker, queue_name: str) -> None:
         cast(CapabilityBroker, broker).offer_queues()
@@ -120,6 +125,7 @@ class CapabilityBroker(Broker):
         self._processing = threading.local()
         self._plain: dict[str, Requirements] = {}
         self.member: Member | None = None
+        self._joiner: Joiner | None = None
         self._worker: dramatiq.Worker | None = None
         self.delivery = Delivery(self.queues, keep_dead_ms=dead_message_ttl)
         self.add_middleware(Needs())
@@ -258,6 +264,16 @@ class CapabilityBroker(Broker):
             self.member = None  # one that never joined must not pass for a member
             raise
 
+    def join_later(self, threads: int, worker: dramatiq.Worker) -> None:
+        """The queue is away just now: the worker joins when it is there."""
+        self._joiner = Joiner(lambda: self.join_namespace(threads, worker))
+        self._joiner.start()
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether this process is to become a member and is none yet."""
+        return self._joiner is not None and self._joiner.is_alive()
+
     @property
     def consumed_queues(self) -> tuple[str, ...]:
         """The queues whose messages this process takes: all, or those that its worker was started for."""
@@ -286,6 +302,8 @@ class CapabilityBroker(Broker):
 
     def stop_claiming(self) -> None:
         """Nothing new is taken; what has not started goes back at once."""
+        if self._joiner is not None:
+            self._joiner.stop()
         if self.member is not None:
             self.delivery.stop()
 

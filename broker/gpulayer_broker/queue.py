@@ -68,9 +68,8 @@ class Queue:
             if not changed_only or value != default[name]
         }
         if kept:
-            self.link.call(
-                "HSET", self.keys.named("config"), *(part for item in kept.items() for part in item)
-            )
+            parts = (part for item in kept.items() for part in item)
+            self.link.call_idempotent("HSET", self.keys.named("config"), *parts, deadline_s=self.deadline_s)
 
     def run(self, call: Call[T]) -> T:
         """The parsed reply; sent again after a lost connection, because every function bears it."""

@@ -92,3 +92,42 @@ def test_a_worker_goes_on_when_the_queue_is_back(server: QueueServer, broker: Ca
         wait_until(lambda: seen == [1, 2], PATIENCE_S, "it runs afterwards")
     finally:
         worker.stop()
+
+
+def test_a_worker_that_starts_without_its_queue_joins_when_it_is_there(
+    server: QueueServer, broker: CapabilityBroker
+) -> None:
+    done = threading.Event()
+
+    @dramatiq.actor(broker=broker)
+    def job() -> None:
+        done.set()
+
+    server.kill()
+    worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=50)
+    worker.start()
+    try:
+        assert broker.member is None
+        assert broker.is_joining
+
+        server.start()
+        wait_until(lambda: not broker.is_joining, PATIENCE_S, "the worker has joined")
+        job.send()
+
+        assert done.wait(PATIENCE_S)
+    finally:
+        worker.stop()
+
+
+def test_a_worker_can_be_stopped_that_still_waits_for_its_queue(
+    server: QueueServer, broker: CapabilityBroker
+) -> None:
+    server.kill()
+    worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=50)
+    worker.start()
+    assert broker.is_joining
+
+    worker.stop()
+
+    wait_until(lambda: not broker.is_joining, PATIENCE_S, "nobody waits any more")
+    assert broker.member is None

@@ -28,7 +28,7 @@ from gpulayer_broker.attempts import STALE
 from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.capabilities import Capabilities
 from gpulayer_broker.connection import Endpoint, Link, plain_client
-from gpulayer_broker.errors import ConfigError, GpulayerError, Unavailable
+from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable, Unavailable
 from gpulayer_broker.folders import Folders, machine_name
 from gpulayer_broker.keys import Keys, root_of
 from gpulayer_broker.local_facts import usable_cpus
@@ -58,6 +58,7 @@ from gpulayer_worker.usage import DeviceMeters, Sampler
 log = logging.getLogger("gpulayer")
 
 TIDY_EVERY_S = 30.0
+JOIN_LOOK_S = 0.1
 TRIM_EVERY_S = 600.0
 STOP_PATIENCE_MS = 30_000
 POLL_MS = 500
@@ -149,13 +150,18 @@ class Agent:
         self.groups = open_groups(self.home, self.settings.job_processes)
 
     def _work(self) -> int:
-        shop, broker = self._assemble()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        shop, broker = self._assemble()
         worker = dramatiq.Worker(broker, worker_threads=self._at_once, worker_timeout=POLL_MS)
         worker.start()
+        # The queue did answer when this process began: an outage since is waited out.
+        while broker.is_joining and not self._signals:
+            self._bell.wait(JOIN_LOOK_S)
         if broker.member is None:
             worker.stop(timeout=STOP_PATIENCE_MS)
+            if self._signals:
+                return 0
             raise Unavailable(f"the queue at {self.options.endpoint} did not take this worker: try again")
         self._sampler.start()
         log.info(
@@ -180,7 +186,7 @@ class Agent:
         fallback = fallback_folders(self.home)
         scratch = self.home / "scratch"
         queue = Queue(Link(self.options.endpoint), self.settings.namespace)
-        queue.configure(self.settings, changed_only=True)
+        self._configure(queue)
         logs = Logs(queue, self.settings.log_bytes)
         pool = Pool(fallback, str(scratch), after_loss=ending.reap_strays)
         meters = DeviceMeters(self.hardware.readings)
@@ -213,6 +219,15 @@ class Agent:
         actor.declare(broker, shop)
         self._broker = broker
         return shop, broker
+
+    def _configure(self, queue: Queue) -> None:
+        """Through an outage: who is asked to stop meanwhile goes on, and stops then."""
+        while not self._signals:
+            try:
+                queue.configure(self.settings, changed_only=True)
+                return
+            except QueueUnreachable as error:
+                log.warning("the worker waits for its queue: %s", error)
 
     def _store(self) -> BlobStore:
         if self.options.private:
