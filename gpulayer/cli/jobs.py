@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpulayer.cli import completing
 from gpulayer.cli import options as opt
 from gpulayer.cli.output import print_facts, print_json, print_table, say
 
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
 
 def list_jobs(
     state: Annotated[
-        str | None, typer.Option("--state", metavar="STATE", help="Only jobs of this state.")
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help="Only jobs of this state.",
+            autocompletion=completing.one_of(completing.states),
+        ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", help="The newest N.", min=1)] = 50,
     target: opt.TargetOption = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from gpulayer.cli import completing
 from gpulayer_broker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +28,13 @@ GroupArgument: TypeAlias = Annotated[str, typer.Argument(metavar="JOB", help="Th
 JobsArgument: TypeAlias = Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids of jobs and groups.")]
 
 Accelerator: TypeAlias = Annotated[
-    str | None, typer.Option("--accelerator", metavar="KIND", help="cpu, cuda, rocm, mps, gpu or any.")
+    str | None,
+    typer.Option(
+        "--accelerator",
+        metavar="KIND",
+        help="cpu, cuda, rocm, mps, gpu or any.",
+        autocompletion=completing.one_of(completing.accelerators),
+    ),
 ]
 Gpus: TypeAlias = Annotated[int | None, typer.Option("--gpus", metavar="N", help="How many GPUs.")]
 GpuMemory: TypeAlias = Annotated[
@@ -41,7 +48,13 @@ Framework: TypeAlias = Annotated[
     typer.Option("--framework", metavar="NAME[RANGE]", help="What must be installed, such as 'torch>=2.4'."),
 ]
 Profile: TypeAlias = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="A common combination: gpulayer profiles.")
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="A common combination: gpulayer profiles.",
+        autocompletion=completing.one_of(completing.profiles),
+    ),
 ]
 Cpus: TypeAlias = Annotated[int | None, typer.Option("--cpus", metavar="N", help="How many CPUs (1).")]
 Memory: TypeAlias = Annotated[
@@ -63,7 +76,10 @@ After: TypeAlias = Annotated[
 AfterPolicy: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--after-policy", metavar="P", help="succeeded: else it is cancelled; ended: however it ended."
+        "--after-policy",
+        metavar="P",
+        help="succeeded: else it is cancelled; ended: however it ended.",
+        autocompletion=completing.one_of(completing.policies),
     ),
 ]
 ConcurrencyKey: TypeAlias = Annotated[
@@ -76,12 +92,19 @@ RateLimit: TypeAlias = Annotated[
     str | None,
     typer.Option("--rate-limit", metavar="N/TIME", help="How many jobs of the key begin, as 100/1m."),
 ]
+PRIORITY = typer.Option(
+    "--priority",
+    metavar="P",
+    help="critical, high, normal, low or idle.",
+    autocompletion=completing.one_of(completing.priorities),
+)
 RetryOn: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--retry-on",
         metavar="WHAT",
         help="Retry only this: an exit code, an exception, oom, timeout, signal.",
+        autocompletion=completing.one_of(completing.failures),
     ),
 ]
 Eta: TypeAlias = Annotated[

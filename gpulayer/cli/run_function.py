@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpulayer.cli import completing
 from gpulayer.cli import options as opt
 from gpulayer.cli.output import print_json, say
 from gpulayer_broker.errors import UsageError, did_you_mean
@@ -52,14 +53,17 @@ def run_function(
     ] = None,
     isolation: Annotated[
         str | None,
-        typer.Option("--isolation", metavar="KIND", help="fresh: a process per call; warm: for tiny calls."),
+        typer.Option(
+            "--isolation",
+            metavar="KIND",
+            help="fresh: a process per call; warm: for tiny calls.",
+            autocompletion=completing.one_of(completing.isolations),
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="What the job is called.")
     ] = None,
-    priority: Annotated[
-        str | None, typer.Option("--priority", metavar="P", help="critical, high, normal, low or idle.")
-    ] = None,
+    priority: Annotated[str | None, opt.PRIORITY] = None,
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="TIME", help="When to end it, such as 90s or 2h.")
     ] = None,

@@ -82,9 +82,18 @@ def test_python_runs_the_command_line_as_a_module() -> None:
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("gpulayer re", {"resources", "retry"}), ("gpulayer worker st", {"start", "status", "stop"})],
+    [
+        ("gpulayer re", {"resources", "retry"}),
+        ("gpulayer worker st", {"start", "status", "stop"}),
+        ("gpulayer submit --priority h", {"high"}),
+        ("gpulayer submit --accelerator c", {"cpu", "cuda"}),
+        ("gpulayer submit --profile pytorch-c", {"pytorch-cpu", "pytorch-cuda"}),
+        ("gpulayer submit --retry-on o", {"oom"}),
+        ("gpulayer run --isolation w", {"warm"}),
+        ("gpulayer jobs --state s", {"scheduled", "succeeded"}),
+    ],
 )
-def test_a_shell_completes_commands(words: str, expected: set[str]) -> None:
+def test_a_shell_completes_commands_and_words(words: str, expected: set[str]) -> None:
     environment = {
         **os.environ,
         "_GPULAYER_COMPLETE": "complete_bash",
