@@ -31,12 +31,13 @@ _FIELDS = ("node", "class", "slots", "cpus", "memory", "heartbeat_ms", "state", 
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """One worker. `capabilities` is None where a newer release wrote them."""
+    """One worker. `capabilities` is None where a newer release wrote them; `node_cpus` are those of its machine."""
 
     id: str
     node: str
     state: Literal["online", "draining", "offline"]
     heartbeat_age_s: float
+    node_cpus: int
     slots: int
     free_slots: int
     memory_bytes: int
@@ -160,15 +161,17 @@ def _record(
     lots = ledger.nodes[facts["node"]]
     slots, memory_bytes = int(facts["slots"] or 0), int(facts["memory"] or 0) * MIB
     own_cpus = slots - sum(lot.cpus for lot in lots if lot.worker == worker)
-    node_cpus = int(facts["cpus"] or 0) - sum(lot.cpus for lot in lots)
+    node_cpus = int(facts["cpus"] or 0)
+    left_cpus = node_cpus - sum(lot.cpus for lot in lots)
     late = age_ms > MISSED_HEARTBEATS * int(facts["heartbeat_ms"] or 10_000)
     return WorkerRecord(
         id=worker,
         node=facts["node"],
         state=_state(facts["state"], late),
         heartbeat_age_s=max(0.0, age_ms / 1000),
+        node_cpus=node_cpus,
         slots=slots,
-        free_slots=max(0, min(own_cpus, node_cpus)),
+        free_slots=max(0, min(own_cpus, left_cpus)),
         memory_bytes=memory_bytes,
         free_memory_bytes=max(0, memory_bytes - sum(lot.memory_bytes for lot in lots)),
         running=tuple(job.decode() for job in sorted(running)),

@@ -70,7 +70,8 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     cpu, gpu = document["slots"]["cpu"], document["slots"]["gpu"]
     python = document["python"]
     memory = format_size(document["memory_bytes"])
-    machine = f"{document['os']} {document['arch']}, {document['cpus']} CPUs, {memory} memory"
+    cpus = "1 CPU" if document["cpus"] == 1 else f"{document['cpus']} CPUs"
+    machine = f"{document['os']} {document['arch']}, {cpus}, {memory} memory"
     lines = [
         ("worker", f"{document['name']} ({document['id']}) {document['state']}"),
         ("machine", machine),

@@ -38,11 +38,13 @@ def _row(worker: WorkerRecord) -> tuple[str, ...]:
     gpus = ", ".join(f"{group.count} {group.model}" for group in has.groups) if has else ""
     slots = gpu_slots(worker)
     state = worker.state
+    gone = state == "offline"
+    free_memory = "-" if gone else format_size(worker.free_memory_bytes)
     return (
         worker.name,
-        f"{state} for {format_duration(worker.heartbeat_age_s)}" if state == "offline" else state,
-        f"{worker.free_slots}/{worker.slots}",
-        f"{format_size(worker.free_memory_bytes)}/{format_size(worker.memory_bytes)}",
+        f"{state} for {format_duration(worker.heartbeat_age_s)}" if gone else state,
+        f"{'-' if gone else worker.free_slots}/{worker.slots}",
+        f"{free_memory}/{format_size(worker.memory_bytes)}",
         f"{slots['free']}/{slots['total']} ({gpus})" if gpus else "-",
         has.python if has else "-",
         str(len(worker.running)),

@@ -153,11 +153,13 @@ def test_a_function_that_leaves_by_os_exit_has_not_reported(desk: Desk) -> None:
     assert (reason, error["type"]) == ("user_error", "NoReport")
     reason, error = failure_of(desk, lambda: os._exit(5))
     assert (reason, error["exit_code"]) == ("user_error", 5)
+    assert error["message"] == "the function's process ended with exit code 5"
 
 
 def test_a_killed_function_names_the_signal(desk: Desk) -> None:
     reason, error = failure_of(desk, lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert (reason, error["signal"]) == ("signal", 9)
+    assert error["message"] == "the function's process ended by signal 9"
 
 
 def test_a_pickle_of_another_python_is_refused_naming_both(desk: Desk) -> None:

@@ -26,7 +26,7 @@ END_REASONS = {
     "CannotLoad": "cannot_start",
 }
 COMMAND_ENDED = "the command ended"
-NO_REPORT = "the function's process ended before it reported"
+NO_REPORT = "the function's process ended"
 
 
 def succeeded(kind: str, data: bytes) -> Outcome:
@@ -56,7 +56,7 @@ def process_outcome(ending: Ending, what: str) -> Outcome:
     if end.code:
         return failed("user_error", "CommandFailed", f"{what} with exit code {end.code}", exit_code=end.code)
     if what == NO_REPORT:
-        return failed("user_error", "NoReport", f"{what}, with exit code 0", exit_code=0)
+        return failed("user_error", "NoReport", f"{what} before it reported, with exit code 0", exit_code=0)
     return succeeded("none", b"")
 
 
