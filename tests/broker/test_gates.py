@@ -91,6 +91,18 @@ def test_an_unknown_predecessor_is_named_and_nothing_is_submitted(hand: Hand) ->
     assert hand.state("j_b") == ""
 
 
+def test_what_a_commit_enqueues_after_an_unknown_job_ends_where_it_can_be_seen(
+    hand: Hand, worker: Machine
+) -> None:
+    first = hand.submit(CPU)
+    ids(hand, worker)
+
+    outbox = [Submission("j_next", CPU, b"", after=("j_none",))]
+    hand.commit(worker, worker.held[first], outbox=outbox)
+
+    assert (hand.state("j_next"), hand.get("j_next", "end_reason")) == ("cancelled", "predecessor_failed")
+
+
 def test_a_cancelled_dependent_leaves_its_predecessor_alone(hand: Hand, worker: Machine) -> None:
     first = hand.submit(CPU)
     second = hand.submit(CPU, after=(first,))

@@ -62,8 +62,8 @@ local function verdict_of(P, j, A, fields, blocks, now)
   redis.call('DEL', P .. 'deaths:' .. j.worker)
   for n = 1, #blocks - H.held_back(P, j, A[3], fields) do
     local b = blocks[n]
-    local gates = not H.repeated(P, b) and H.gates(P, b)
-    if gates then H.create(P, b, gates, now) end
+    -- one whose predecessor is gone ends at once, where it can be seen
+    if not H.repeated(P, b) then H.create(P, b, H.gates(P, b) or {open = {}, failed = true}, now) end
   end
   return ended == 'cancelled' and 'cancelled' or 'ok'
 end
