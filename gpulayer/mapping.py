@@ -125,6 +125,11 @@ class MapResult(ABC, Generic[R]):
     def _way_back(self) -> str:
         """How a person comes back to the jobs."""
 
+    def __repr__(self) -> str:
+        whole = "" if self._sized else " so far"
+        ids = "".join(f" {each}" for each in self.ids[:1]) + (" …" if len(self.ids) > 1 else "")
+        return f"<gpulayer.MapResult{ids}: {self._calls()} calls of {self._manner.name}{whole}>"
+
     def __len__(self) -> int:
         if not self._sized:
             raise TypeError("the input of this map has no length, so its result has none")

@@ -9,6 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+# The columns that give way where a terminal is narrow; what is in others can be read only whole.
+PROSE = frozenset({"name", "reasons", "provides", "frameworks", "file"})
+
 
 def say(line: str) -> None:
     """A line for the person at the terminal."""
@@ -35,7 +38,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=column not in PROSE)
     for row in rows:
         # As text, not markup: names are the users' own.
         table.add_row(*(Text(plain(field)) for field in row))

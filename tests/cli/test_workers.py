@@ -1,4 +1,4 @@
-"""`gpulayer workers` and `worker status`: the machine's CPUs apart from a worker's slots; of one that is gone nothing is free."""
+"""`gpulayer workers`, `worker status`: a machine's CPUs are not a worker's slots; one that is gone has nothing free."""
 
 from __future__ import annotations
 

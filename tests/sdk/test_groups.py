@@ -33,6 +33,13 @@ def test_a_map_is_taken_up_by_one_id(client: Client, bench: Bench) -> None:
     assert double.map([]).ids == []
 
 
+def test_a_map_shows_what_it_is_and_its_id(client: Client, bench: Bench) -> None:
+    result = double.map(range(3))
+
+    assert repr(result) == f"<gpulayer.MapResult {result.ids[0]}: 3 calls of double>"
+    assert repr(double.map([])) == "<gpulayer.MapResult: 0 calls of double>"
+
+
 def test_a_map_of_tiny_calls_is_taken_up_by_its_array(client: Client, bench: Bench) -> None:
     results = tiny.map(range(3))
     bench.serve_array(results.ids[0], lambda n: good(2 * n))
