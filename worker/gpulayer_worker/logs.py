@@ -26,6 +26,10 @@ SHIP_EVERY_S = 0.05
 RETRY_S = 0.5
 BATCH = 16
 STREAMS = ("out", "err")
+# Those of whose kind the kernel watches a pipe from its registration on, though a thread waits already.
+SEE_AT_ONCE = tuple(
+    getattr(selectors, name) for name in ("EpollSelector", "KqueueSelector") if hasattr(selectors, name)
+)
 
 
 class Logs:
@@ -111,7 +115,8 @@ class Logs:
     def _watch(self, reader: int, job_log: JobLog, stream: str) -> None:
         with self._lock:
             self._selector.register(reader, selectors.EVENT_READ, (job_log, stream))
-        os.write(self._wake_writer, b"x")
+        if not isinstance(self._selector, SEE_AT_ONCE):
+            os.write(self._wake_writer, b"x")
 
     def _read(self) -> None:
         for key, _ in self._selector.select():
