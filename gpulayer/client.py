@@ -247,7 +247,7 @@ class Client:
         if max_parallel is not None:
             plan = plan.taking_turns(max_parallel)
         # An item of an array has no retries of its own, and takes no turns.
-        if plan.isolation == WARM and not plan.retries and max_parallel is None:
+        if plan.isolation == WARM and not (plan.retries or plan.permit or plan.rate):
             arrays = self.submit_arrays(packed, calls, plan, ARRAY_ITEMS if sized else window.step)
             return ArrayResult(self, arrays, manner, sized=sized, window=window)
         if sized and total:

@@ -86,6 +86,16 @@ def test_a_rate_lets_so_many_begin_within_its_time(bench: Bench) -> None:
     assert [rated.delay(n).record.phase for n in range(3)] == ["ready", "ready", "limited"]
 
 
+@pytest.mark.parametrize("isolation", ["fresh", "warm"])
+def test_each_call_of_a_map_counts_for_its_key_and_its_rate(bench: Bench, isolation: str) -> None:
+    some = double.options(isolation=isolation)
+    keyed = some.options(concurrency_key="disk").map(range(3))
+    rated = some.options(concurrency_key="api", rate_limit="2/1h").map(range(3))
+
+    assert [job.record.phase for job in keyed.jobs] == ["ready", "limited", "limited"]
+    assert [job.record.phase for job in rated.jobs] == ["ready", "ready", "limited"]
+
+
 @pytest.mark.parametrize(
     ("text", "rate"),
     [("100/1m", "k=100/60000"), ("3 / 500ms", "k=3/500"), ("1/s", "k=1/1000"), ("7/2h", "k=7/7200000")],
