@@ -112,6 +112,15 @@ def test_a_result_that_is_gone_is_named_and_the_call_not_begun() -> None:
         first.then(double).result(PATIENCE_S)
 
 
+@pytest.mark.timeout(90)
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_job_of_a_warm_map_hands_over_a_list_as_its_result_is_one(count: int) -> None:
+    (job,) = double.options(isolation="warm").map(range(count)).jobs
+
+    assert pair.delay(job).result(PATIENCE_S) == [job.result(PATIENCE_S), None, None]
+
+
 def test_results_over_the_limit_are_refused_before_they_are_written(
     client: Client, bench: Bench, tmp_path: Path
 ) -> None:

@@ -41,7 +41,7 @@ def write_given(given: Iterable[Given], queue: Queue, store: BlobStore, path: Pa
                 )
             values.append((kind, len(data)))
             results.append(data)
-        head.append({"at": each.place, "many": each.many, "values": values})
+        head.append({"at": each.place, "many": each.many or _is_array(each, queue), "values": values})
     text = json.dumps(head).encode()
     with path.open("wb") as file:
         file.writelines((LENGTH.pack(len(text)), text, *results))
@@ -67,6 +67,11 @@ def _results(given: Given, queue: Queue) -> Iterator[Result]:
                 raise _missing(given, job_id, "keeps its result no longer")
             else:
                 yield (kind or b"none").decode(), data or b""
+
+
+def _is_array(given: Given, queue: Queue) -> bool:
+    """Whether one record stands for many calls: its result is a list, of one value too."""
+    return bool(queue.link.call("HGET", queue.keys.job(given.job), "count"))
 
 
 def _items(given: Given, queue: Queue, job_id: str, count: int) -> Iterator[Result]:
