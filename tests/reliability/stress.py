@@ -134,9 +134,16 @@ class Stress:
             spec, options = self._spec(job)
             while not self._over.is_set():
                 with suppress(GpulayerError), self._history.call("submit", id=job.id):
-                    desk.submit(spec, id=job.id, options=options, needs=needs)
+                    desk.submit(spec, id=job.id, options=options, needs=needs, **self._gates(job))
                     break
         desk.close()
+
+    def _gates(self, job: Job) -> dict[str, Any]:
+        """Some jobs share a key, some come after the one before them, whatever became of it."""
+        gates: dict[str, Any] = {"permit": "stress=3"} if job.number % 7 == 3 else {}
+        if job.number % 11 == 5:
+            gates |= {"after": (self.jobs[job.number - 1].id,), "after_policy": "ended"}
+        return gates
 
     def _spec(self, job: Job) -> tuple[Spec, dict[str, Any]]:
         options = RETRIES if job.retried else {}
@@ -287,9 +294,18 @@ class Stress:
         """The ledger is full again: nothing is held, leased, running or open."""
         root = self.desk.queue.keys.root
         names = [key.decode()[len(root) :] for key in self.desk.link.call("KEYS", f"{root}*")]
-        held = [
-            n for n in names if n.startswith(("held:", "device:", "running:", "queue:", "heads:", "waiting:"))
-        ]
+        holders = (
+            "held:",
+            "device:",
+            "running:",
+            "queue:",
+            "heads:",
+            "waiting:",
+            "permits:",
+            "key:",
+            "after:",
+        )
+        held = [n for n in names if n.startswith(holders)]
         return [
             f"{name} is still there"
             for name in [*held, *({"leases", "owners", "open", "delayed"} & set(names))]
