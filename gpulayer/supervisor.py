@@ -170,13 +170,18 @@ class Supervisor:
             log.info("the queue server ended")
 
     def _configure(self) -> None:
-        """What the queue itself keeps of the settings; a server that has just ended is the next round's."""
+        """This release's functions, and what the queue itself keeps of the settings.
+
+        A server that has just ended is the next round's.
+        """
         # Nothing that starts waits for these imports.
+        from gpulayer_broker import library
         from gpulayer_broker.connection import Link
         from gpulayer_broker.queue import Queue
 
         try:
             with Link(server_endpoint(self._folders)) as link:
+                library.renew(link)
                 Queue(link, self._settings.namespace).configure(self._settings)
         except QueueUnreachable as error:
             log.warning("%s", error)

@@ -1,7 +1,8 @@
 """The Lua library: put together from `lua/*.lua` and loaded into the server where it is missing.
 
 Its name and every function's carry the protocol's version, so that two releases can share one server. Loading
-never replaces a library that is there.
+never replaces a library that is there; only who has a server to himself may `renew` it, so that the functions of
+an older release, which the server's data keep, do not outlive an update.
 """
 
 from __future__ import annotations
@@ -63,3 +64,16 @@ def load(link: Link) -> None:
     except Exception as error:
         if "already exists" not in str(error):
             raise
+
+
+def renew(link: Link) -> None:
+    """Replaces the library, if another release's is there, by this one's: for a server that nobody else uses."""
+    if _loaded_code(link) != code().encode():
+        link.call("FUNCTION", "LOAD", "REPLACE", code())
+
+
+def _loaded_code(link: Link) -> bytes:
+    for library in link.call("FUNCTION", "LIST", "LIBRARYNAME", NAME, "WITHCODE"):
+        facts = dict(zip(library[::2], library[1::2], strict=True))
+        return bytes(facts[b"library_code"])
+    return b""

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from gpulayer import private
+from gpulayer_broker import library
 from gpulayer_broker.connection import Link, connect
 from gpulayer_broker.errors import ConfigError
 from gpulayer_broker.folders import Folders, locate_folders
@@ -333,3 +334,19 @@ def test_what_the_queue_keeps_of_the_settings_is_written_and_written_again(
     kill(pid_of("server"))
     with start(worker, lost_workers=7) as link:
         wait_until(lambda: kept(link) == b"7", PATIENCE_S, "they are written by the server's keeper again")
+
+
+def test_the_functions_of_an_older_release_do_not_outlive_an_update(
+    folders: Folders, worker: list[str]
+) -> None:
+    older = library.code() + "-- an older release\n"
+    with start(worker) as link:
+        link.call("FUNCTION", "LOAD", "REPLACE", older)
+    private.down()
+    with start(worker) as link:
+
+        def renewed() -> bool:
+            (facts,) = link.call("FUNCTION", "LIST", "LIBRARYNAME", library.NAME, "WITHCODE")
+            return library.code().encode() in facts and older.encode() not in facts
+
+        wait_until(renewed, PATIENCE_S, "this release's functions are there")
