@@ -2,12 +2,13 @@
 
 All claims of a worker go through one link and one lock, so that what is offered is exact and a lost reply is asked
 for again by its nonce before another claim is made. A worker whose next incarnation is there claims nothing more.
+Claims are numbered, and a heartbeat tells the number of the last one that was answered: what a claim granted is not
+taken back by a heartbeat that was made before its answer came.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable
@@ -20,6 +21,14 @@ from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
 
 log = logging.getLogger("gpulayer")
+
+
+NUMBER_LENGTH = 12
+
+
+def _number(n: int) -> str:
+    """A claim's number, with which its nonce begins: numbers compare as texts do."""
+    return f"{n:0{NUMBER_LENGTH}x}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,6 @@ class Claims:
         deliver: Callable[[Attempt], None],
         register: Callable[[], None],
         on_superseded: Callable[[], None],
-        late_after_s: float = math.inf,
     ) -> None:
         self.queue = queue
         self.attempts = attempts
@@ -60,10 +68,10 @@ class Claims:
         self._deliver = deliver
         self._register = register
         self._on_superseded = on_superseded
-        self._late_after_s = late_after_s
         self.lock = threading.RLock()
         self._open = False
         self._unanswered: Question | None = None
+        self._asked, self.known = 0, _number(0)
 
     def open(self, capacity: int) -> None:
         """From now on up to `capacity` jobs are held at once."""
@@ -74,6 +82,8 @@ class Claims:
         """Nothing new is asked for; returns when a call under way has ended, or the queue takes too long to answer."""
         self._open = False
         if self.lock.acquire(timeout=self.queue.deadline_s):
+            if self._unanswered:  # nobody asks again: what it granted goes back with the next heartbeat
+                self._answered(self._unanswered)
             self.lock.release()
 
     @property
@@ -144,7 +154,8 @@ class Claims:
         if asked:
             self._unanswered = Question(asked.nonce, asked.sent_s, lots, again=True)
         else:
-            self._unanswered = Question(secrets.token_hex(16), lease_clock_s(), lots)
+            self._asked += 1
+            self._unanswered = Question(_number(self._asked) + secrets.token_hex(16), lease_clock_s(), lots)
         return self._unanswered
 
     def _offer(self, question: Question, most: int) -> Offer:
@@ -169,13 +180,19 @@ class Claims:
         return False
 
     def _take(self, claimed: Claimed, question: Question) -> int:
-        self._unanswered = None
-        if claimed.grants and lease_clock_s() - question.sent_s > self._late_after_s:
-            # A heartbeat that did not list them may have given them to somebody else; the next one surely does.
-            log.warning("%d jobs came more than a heartbeat late and go back", len(claimed.grants))
+        until_s = question.sent_s + self.lease_s
+        if claimed.grants and lease_clock_s() >= until_s:
+            log.warning("%d jobs came after the end of their lease and go back", len(claimed.grants))
+            self._answered(question)
             return 0
-        for grant in claimed.grants:
-            attempt = Attempt(grant, question.sent_s + self.lease_s, started=grant.state == "running")
+        attempts = [Attempt(grant, until_s, started=grant.state == "running") for grant in claimed.grants]
+        for attempt in attempts:
             self.attempts.add(attempt)
+        self._answered(question)
+        for attempt in attempts:
             self._deliver(attempt)
-        return len(claimed.grants)
+        return len(attempts)
+
+    def _answered(self, question: Question) -> None:
+        """Heartbeats from now on list what came of it, and the queue takes back what they do not list."""
+        self._unanswered, self.known = None, question.nonce[:NUMBER_LENGTH]

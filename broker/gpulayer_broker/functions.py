@@ -328,13 +328,18 @@ def claim(offer: Offer) -> Call[Claimed]:
 
 
 def renew(
-    worker: str, incarnation: str, lease_ms: int, attempts: Sequence[Running], info: bytes = b""
+    worker: str,
+    incarnation: str,
+    lease_ms: int,
+    attempts: Sequence[Running],
+    info: bytes = b"",
+    known: str = "",
 ) -> Call[Renewed]:
-    """`info` replaces what status shows of the worker; empty, that stays."""
+    """`info` replaces what status shows of the worker; empty, that stays. `known`: the last claim that was answered."""
     args: list[Arg] = [worker, incarnation, lease_ms, len(attempts)]
     for a in attempts:
         args += (a.id, a.token, int(a.started), a.progress)
-    args.append(info)
+    args += (info, known)
     return Call("renew", tuple(args), _renewed)
 
 

@@ -37,6 +37,7 @@ class Heartbeat(threading.Thread):
         register: Callable[[], None],
         on_lease: Callable[[float], None],
         on_superseded: Callable[[], None],
+        known: Callable[[], str],
         info: Callable[[], bytes] = lambda: b"",
     ) -> None:
         super().__init__(name="gpulayer-heartbeat", daemon=True)
@@ -44,7 +45,7 @@ class Heartbeat(threading.Thread):
         self.worker, self.incarnation = worker, incarnation
         self.keeper = False
         self._register, self._on_lease, self._on_superseded = register, on_lease, on_superseded
-        self._info, self._told_info = info, b""
+        self._known, self._info, self._told_info = known, info, b""
         self._wake = threading.Event()
         self._stopped = False
         self._last_beat_s = self._next_beat_s = self._next_tick_s = 0.0
@@ -79,10 +80,12 @@ class Heartbeat(threading.Thread):
     def beat(self) -> None:
         """One renewal; what it answers is carried out. What status shows goes along when it has changed."""
         info = self._info()
+        known = self._known()  # before the list: what this claim and earlier ones brought is on it
         listed, sent_s = self.attempts.listed(), lease_clock_s()
         lease_ms = int(self.settings.lease_s * 1000)
         told = info if info != self._told_info else b""
-        renewed = self.queue.run_once(functions.renew(self.worker, self.incarnation, lease_ms, listed, told))
+        renewal = functions.renew(self.worker, self.incarnation, lease_ms, listed, told, known)
+        renewed = self.queue.run_once(renewal)
         self._told_info = info
         if renewed.status == "superseded":
             self._on_superseded()

@@ -76,7 +76,6 @@ class Member:
             deliver=callbacks.deliver,
             register=self.register,
             on_superseded=callbacks.on_superseded,
-            late_after_s=settings.heartbeat_s,
         )
         self.heartbeat = Heartbeat(
             self.beating,
@@ -87,6 +86,7 @@ class Member:
             register=self.register_again,
             on_lease=callbacks.on_lease,
             on_superseded=callbacks.on_superseded,
+            known=lambda: self.claims.known,
             info=info,
         )
         self.inbox = Inbox(

@@ -183,15 +183,27 @@ def lose(scene: Scene, direction: str) -> None:
         scene.claims.claim()
 
 
-def test_what_a_claim_grants_too_late_is_not_begun(scene: Scene) -> None:
+def test_what_comes_after_the_end_of_its_lease_is_not_begun(scene: Scene) -> None:
     scene.claims.open(1)
-    scene.claims._late_after_s = 0.05
+    scene.claims.lease_s = 0.05
     job = scene.submit(scene.direct)
     scene.proxy.delay_s = 0.1
     assert scene.claims.claim() == 0
     scene.proxy.delay_s = 0
     assert (scene.delivered, len(scene.attempts)) == ([], 0)
     assert scene.direct.record(job).state == "running", "until a heartbeat that does not list it"
+    assert scene.claims.known == f"{1:012x}", "which takes it back"
+
+
+def test_a_claim_whose_answer_nobody_asks_for_any_more_is_left_to_the_next_heartbeat(scene: Scene) -> None:
+    scene.queue.deadline_s = 0.2
+    scene.claims.open(1)
+    scene.queue.link.call("PING")
+    lose(scene, REPLY)
+    assert scene.claims.known == f"{0:012x}"
+    scene.claims.close()
+    assert scene.claims.known == f"{1:012x}"
+    scene.proxy.reopen()
 
 
 def test_a_lease_of_a_repeated_claim_counts_from_the_first_time(scene: Scene) -> None:

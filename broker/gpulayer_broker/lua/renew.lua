@@ -1,8 +1,10 @@
 -- renew: a worker's heartbeat: it lives, and these attempts of its are still running.
 -- Guarantee: only listed attempts whose token is current are extended; attempts of this worker that it does not list, and
---   that were granted more than a heartbeat ago, go back uncounted.
+--   that were granted more than a heartbeat ago by a claim whose answer it knows, go back uncounted: what its answer is still
+--   to bring it stays its own.
 -- Keys: root. Arguments: worker, incarnation, lease_ms, n, then n times id, token, started (1 once the job itself runs),
---   progress ('' for none), then what status shows of the worker ('' where that has not changed).
+--   progress ('' for none), then what status shows of the worker ('' where that has not changed), and the number of the last
+--   claim whose answer it had when it made the list: what that claim's nonce begins with ('' where it has had all answers).
 -- Returns: {'ok', {stale id, …}, {cancelled id, …}, keeper ('1' or '0'), state}, {'unknown'} or {'superseded'}.
 local function started(P, j, now)
   redis.call('HSET', H.job(P, j.id), 'state', 'running', 'started_ms', now)
@@ -12,11 +14,16 @@ local function started(P, j, now)
 end
 H.started = started
 
-local function unlisted(P, worker, listed, beat, now)
+-- claims are numbered in their order; a token is `<attempt>:<nonce><n>`
+local function is_known(token, known)
+  return string.sub(string.match(token, ':(.*)') or '', 1, #known) <= known
+end
+
+local function unlisted(P, worker, listed, known, beat, now)
   for _, id in ipairs(redis.call('SRANDMEMBER', P .. 'running:' .. worker, 256)) do
     local j = not listed[id] and H.load(P, id)
     if j and H.holds(j, j.token) then
-      if tonumber(redis.call('HGET', H.job(P, id), 'granted_ms') or '0') < now - beat then
+      if is_known(j.token, known) and tonumber(redis.call('HGET', H.job(P, id), 'granted_ms') or '0') < now - beat then
         H.end_or(P, j, now, function() H.again(P, j, 'retrying', now) end)
         H.poke(P, worker, now)
       end
@@ -59,6 +66,6 @@ register('renew', {'allow-oom'}, function(K, A)
   if not H.fresh(P, worker, now) then H.poke(P, worker, now) end  -- rings may have passed it by
   redis.call('ZADD', P .. 'workers', now, worker)
   redis.call('ZADD', P .. 'classseen', now, v[4])
-  unlisted(P, worker, listed, beat, now)
+  unlisted(P, worker, listed, A[6 + 4 * tonumber(A[4])] or '', beat, now)
   return {'ok', stale, cancelled, keeper(P, worker, beat), v[5]}
 end)
