@@ -103,6 +103,31 @@ def status() -> dict[str, Any]:
     }
 
 
+def origin() -> str:
+    """Which installation of GPUlayer this process runs: its Python's folder, and when the package was written there."""
+    return f"{sys.prefix}\n{os.stat(__file__).st_mtime_ns}"
+
+
+def strangeness(folders: Folders) -> list[str]:
+    """What a client should know of a set-up that was started from another installation, or by one that was updated."""
+    try:
+        theirs = folders.supervisor_origin.read_text()
+    except OSError:
+        return []
+    if theirs == (ours := origin()):
+        return []
+    prefix = theirs.partition("\n")[0]
+    if prefix == ours.partition("\n")[0]:
+        return [
+            "GPUlayer was updated, and the private set-up still runs what was there before: "
+            "gpulayer down, and the next command starts the new one"
+        ]
+    return [
+        f"the private set-up was started from {prefix}, and jobs run in that Python: "
+        "gpulayer down, and the next command starts it from here"
+    ]
+
+
 def worker_name() -> str:
     """The name of the private set-up's worker: this machine's."""
     import platform
@@ -212,6 +237,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     with lock:
         lock.record_pid(os.getpid())
+        folders.supervisor_origin.write_text(origin())
         os.chdir("/")
         return _supervise(folders, settings, program or default_worker())
 

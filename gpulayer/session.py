@@ -73,8 +73,7 @@ class Session:
         deadline_s = PRIVATE_DEADLINE_S if private else REMOTE_DEADLINE_S
         queue = Queue(link, self.settings.namespace, deadline_s=deadline_s)
         try:
-            if not private:
-                self.warnings = check_server(link)
+            self.warnings = _strangeness() if private else check_server(link)
             queue.load()
         except BaseException:
             link.close()
@@ -159,3 +158,10 @@ class Session:
 
 def _lost_library(error: ReplyError) -> bool:
     return "function not found" in str(error).lower()
+
+
+def _strangeness() -> list[str]:
+    from gpulayer.private import strangeness
+    from gpulayer_broker.folders import locate_folders
+
+    return strangeness(locate_folders())

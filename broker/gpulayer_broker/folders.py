@@ -71,6 +71,11 @@ class Folders:
         return self.state / "supervisor.failed"
 
     @property
+    def supervisor_origin(self) -> Path:
+        """Of which installation the supervisor is, as `origin` tells it."""
+        return self.state / "supervisor.origin"
+
+    @property
     def in_use_lock(self) -> Path:
         """Shared by every connected client."""
         return self.state / "in-use.lock"

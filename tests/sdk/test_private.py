@@ -350,3 +350,21 @@ def test_the_functions_of_an_older_release_do_not_outlive_an_update(
             return library.code().encode() in facts and older.encode() not in facts
 
         wait_until(renewed, PATIENCE_S, "this release's functions are there")
+
+
+def test_a_client_is_told_that_the_set_up_is_of_another_installation_or_of_one_that_was_updated(
+    folders: Folders, worker: list[str]
+) -> None:
+    start(worker).close()
+    assert private.strangeness(folders) == []
+
+    prefix, _, written = private.origin().partition("\n")
+    folders.supervisor_origin.write_text(f"{prefix}\n{int(written) - 1}")
+    (told,) = private.strangeness(folders)
+    assert told.startswith("GPUlayer was updated, and the private set-up still runs what was there before")
+    folders.supervisor_origin.write_text(f"/another/venv\n{written}")
+    (told,) = private.strangeness(folders)
+    assert told.startswith("the private set-up was started from /another/venv, and jobs run in that Python")
+    private.down()
+    start(worker).close()
+    assert private.strangeness(folders) == []
