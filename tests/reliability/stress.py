@@ -12,6 +12,7 @@ accepted.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -39,7 +40,7 @@ from tests.reliability.history import History, account
 from tests.reliability.nemesis import fork_servers, is_gone, job_processes, kill, processes_of
 from tests.reliability.stress_jobs import KINDS, Job, Mark, Report, make_job, work
 from tests.snapshot import read
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, wait_until
 from tests.workers import Desk, WorkerProcess
 
 SETTINGS = Settings(lease_s=4, heartbeat_s=0.4, lease_grace_s=0.5, term_grace_s=1, lost_workers=1_000_000)
@@ -311,8 +312,26 @@ class Stress:
             for name in [*held, *({"leases", "owners", "open", "delayed"} & set(names))]
         ]
 
+    def _all_at_work(self) -> bool:
+        """Whether each worker that lives is known to the queue: before that it clears what its last life left."""
+        with suppress(GpulayerError):
+            private.ensure_private(SETTINGS)
+            alive = {worker.pid for worker in self._workers} | {*_present(private.status(), "worker")}
+            told = {
+                json.loads(facts.get("info") or "{}").get("pid") for facts in self.desk.workers().values()
+            }
+            return len(alive) == WORKERS and alive <= told
+        return False
+
     def _clear_up(self) -> None:
-        """Stops all; no process and no job's folder may be left."""
+        """Stops all; no process and no job's folder may be left, also not of workers that were killed last."""
+        for worker in self._workers:
+            if not worker.alive:
+                worker.start()
+        try:
+            wait_until(self._all_at_work, PATIENCE_S, "all workers have cleared up what was left to them")
+        except AssertionError as error:
+            self.report.faults.append(str(error))
         for worker in self._workers:
             worker.end()
         state = locate_folders().state
