@@ -13,7 +13,7 @@ from gpulayer_broker.arguments import Wording
 from gpulayer_broker.job import END_REASONS
 
 # Reasons of an attempt's end that another attempt may mend; the others end the job itself.
-REASONS = ("user_error", "signal", "oom", "timeout", "cannot_start", "result_error")
+REASONS = ("user_error", "signal", "oom", "disk", "timeout", "cannot_start", "result_error")
 assert set(REASONS) <= END_REASONS.keys()
 
 _EXCEPTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

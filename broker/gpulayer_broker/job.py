@@ -30,6 +30,7 @@ END_REASONS = {
     "user_error": "the command exited non-zero, or the function raised",
     "signal": "the job's process was ended by a signal that GPUlayer did not send",
     "oom": "the job's memory limit, or the machine's, was exceeded",
+    "disk": "it wrote more than the disk that it asked for",
     "timeout": "it ran past its timeout",
     "cancelled": "somebody asked for its end",
     "worker_lost": "three workers were lost while they ran it",

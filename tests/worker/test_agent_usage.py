@@ -29,6 +29,11 @@ def with_memory(desk: Desk, spec: Spec, memory: str) -> str:
     return desk.submit(replace(spec, requirements=needs.canonical()), needs=needs)
 
 
+def with_disk(desk: Desk, spec: Spec, disk: str) -> str:
+    needs = build_requirements(disk=disk)
+    return desk.submit(replace(spec, requirements=needs.canonical()), needs=needs)
+
+
 def usage(desk: Desk, job_id: str) -> dict[str, Any]:
     return dict(orjson.loads(desk.record(job_id).usage))
 
@@ -58,6 +63,32 @@ def test_a_job_killed_otherwise_is_told_by_its_signal(desk: Desk, worker: Worker
     job = with_memory(desk, desk.command_spec("sh", "-c", "kill -9 $$"), "64MiB")
 
     assert desk.final(job).end_reason == "signal"
+
+
+def test_a_job_over_its_disk_is_ended_for_that_reason_with_its_limit(
+    desk: Desk, worker: WorkerProcess
+) -> None:
+    script = "head -c 100000000 /dev/zero > $HOME/big; trap '' TERM; sleep 1000"
+    job = with_disk(desk, desk.command_spec("sh", "-c", script), "64MiB")
+
+    record = desk.final(job)
+    assert (record.state, record.end_reason) == ("failed", "disk")
+    assert "its disk is 64.0 MB: ask for more with disk=" in desk.error(job)["message"]
+
+
+def test_a_function_within_its_disk_is_left_alone(desk: Desk, worker: WorkerProcess) -> None:
+    def write() -> int:
+        import time
+        from pathlib import Path
+
+        Path("some").write_bytes(b"x" * 10_000_000)
+        time.sleep(3)
+        return Path("some").stat().st_size
+
+    job = with_disk(desk, desk.function_spec(write), "64MiB")
+
+    assert desk.final(job).state == "succeeded", desk.error(job)
+    assert desk.value(job) == 10_000_000
 
 
 def test_a_fork_bomb_ends_with_its_timeout_and_leaves_the_worker_at_work(desk: Desk, hire: Hire) -> None:

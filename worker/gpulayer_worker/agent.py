@@ -41,6 +41,7 @@ from gpulayer_broker.store.blobs import QueueStore
 from gpulayer_broker.store.blobstore import BlobStore
 from gpulayer_broker.store.local import LocalStore
 from gpulayer_worker import actor
+from gpulayer_worker.bounds import Bounds
 from gpulayer_worker.cache import trim_cache
 from gpulayer_worker.cleaner import Cleaner
 from gpulayer_worker.hardware import Hardware, Offered
@@ -198,6 +199,7 @@ class Agent:
             warm=WarmLane(pool, self.groups, self._at_once, cleaner.do),
             logs=logs,
             cleaner=cleaner,
+            bounds=Bounds(),
             groups=self.groups,
             meters=meters,
             scratch=Scratches(scratch),
@@ -212,6 +214,7 @@ class Agent:
         )
         logs.start()
         shop.cleaner.start()
+        shop.bounds.start()
         self._sampler = Sampler(
             queue, self.identity.worker, self.settings.heartbeat_s, meters, lambda: pool.jobs
         )
@@ -351,6 +354,7 @@ class Agent:
         shop.warm.close()
         shop.pool.close()
         shop.logs.stop()
+        shop.bounds.stop()
         shop.cleaner.stop()
         shop.groups.close()
         self._broker.close()

@@ -11,7 +11,7 @@ from typing import Any
 from gpulayer_broker.consumer import Outcome, dumps, error_field
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.store.blobstore import BlobStore
-from gpulayer_broker.units import format_size
+from gpulayer_broker.units import format_size, format_unlike
 from gpulayer_worker.processes.cgroup import GroupFacts
 from gpulayer_worker.processes.job import Ending, Report
 
@@ -72,6 +72,12 @@ def out_of_memory(ending: Ending, facts: GroupFacts, limit_bytes: int) -> Outcom
             "the machine's memory was over, and the kernel killed it: ask for memory= so that it has its own"
         )
     return failed("oom", "OutOfMemory", text, signal=int(signal.SIGKILL))
+
+
+def over_disk(size_bytes: int, limit_bytes: int) -> Outcome:
+    """The outcome of a job that was ended because its folder had grown beyond what it asked for."""
+    size, limit = format_unlike(size_bytes, limit_bytes)
+    return failed("disk", "DiskOver", f"its folder has {size}, its disk is {limit}: ask for more with disk=")
 
 
 def report_outcome(report: Report, store: BlobStore) -> Outcome:

@@ -29,6 +29,7 @@ from gpulayer_broker.spec import Payload, Spec
 from gpulayer_broker.store.blobstore import BlobStore
 from gpulayer_broker.store.tree import Manifest
 from gpulayer_broker.store.unpack import load_manifest, unpack
+from gpulayer_worker.bounds import Bound, Bounds
 from gpulayer_worker.cleaner import Cleaner
 from gpulayer_worker.given import write_given
 from gpulayer_worker.grant import (
@@ -48,6 +49,7 @@ from gpulayer_worker.outcomes import (
     cannot_start,
     failed,
     out_of_memory,
+    over_disk,
     process_outcome,
     report_outcome,
     tells_full_disk,
@@ -79,6 +81,7 @@ class Workshop:
     warm: WarmLane
     logs: Logs
     cleaner: Cleaner
+    bounds: Bounds
     groups: Groups
     meters: DeviceMeters
     scratch: Scratches
@@ -101,6 +104,7 @@ class Run:
         self.source: Manifest | None = None
         self.notes: list[str] = []
         self.timed_out = False
+        self.over_disk: Outcome | None = None
         self.group: Group | None = None
         self.group_facts = GroupFacts()
         self.memory_limit_bytes = 0
@@ -124,6 +128,7 @@ class Run:
         try:
             return self._in_scratch(scratch, needs)
         finally:
+            self.shop.bounds.forget(self.attempt.token)
             self.shop.cleaner.do(partial(self.shop.scratch.give_back, scratch))
             self.shop.meters.end(self.attempt.token)
             if self.group is not None:
@@ -225,8 +230,15 @@ class Run:
             self.attempt.on_lease = handle.extend_lease
         if self.attempt.stopped.is_set():
             self._end(handle, self.attempt.stop_reason)
+        if needs.disk_bytes:
+            bound = Bound((scratch.work, scratch.home), needs.disk_bytes, partial(self._over_disk, handle))
+            self.shop.bounds.watch(self.attempt.token, bound)
         self._tell_start()
         return handle
+
+    def _over_disk(self, handle: JobHandle, size_bytes: int, limit_bytes: int) -> None:
+        self.over_disk = over_disk(size_bytes, limit_bytes)
+        handle.end(self.shop.settings.term_grace_s)
 
     def _clock_in(self) -> None:
         self.started_s = time.monotonic()
@@ -334,6 +346,8 @@ class Run:
             return Outcome("released", "returned" if ending.refused else "lost")
         if ending.refused is not None:
             return failed("cannot_start", "CannotStart", ending.refused)
+        if self.over_disk and not (ending.report and ending.report.ok):
+            return self.over_disk
         if self.timed_out and not (ending.report and ending.report.ok):
             return timed_out(self.spec.timeout_s or 0)
         if self.spec.call is not None and ending.report is not None:
