@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ import pytest
 from gpulayer_broker.requirements import build_requirements
 from gpulayer_broker.spec import Spec
 from gpulayer_worker.processes.cgroup_mounts import read_mounts
+from tests.reliability.nemesis import fork_servers
 from tests.support import PATIENCE_S, wait_until
 from tests.workers import Desk, WorkerProcess
 
@@ -57,6 +59,27 @@ def test_a_function_over_its_memory_fails_for_that_reason(desk: Desk, worker: Wo
     job = with_memory(desk, desk.function_spec(fill), "64MiB")
 
     assert desk.final(job).end_reason == "oom"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: the kernel's choice of whom to kill")
+def test_when_memory_is_over_the_kernel_takes_a_job_before_what_keeps_it(
+    desk: Desk, worker: WorkerProcess
+) -> None:
+    def own_score() -> int:
+        from pathlib import Path
+
+        return int(Path("/proc/self/oom_score_adj").read_text())
+
+    command, function = desk.shell("cat /proc/self/oom_score_adj"), desk.function(own_score)
+    desk.final(command)
+    desk.final(function)
+
+    jobs = {int(desk.whole_log(command)), desk.value(function)}
+    keepers = {
+        int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (worker.pid, *fork_servers(worker.pid))
+    }
+    assert len(keepers) == 1
+    assert min(jobs) > max(keepers)
 
 
 def test_a_job_killed_otherwise_is_told_by_its_signal(desk: Desk, worker: WorkerProcess) -> None:
