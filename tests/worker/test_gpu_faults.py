@@ -296,4 +296,5 @@ def test_a_probe_that_is_killed_is_started_again_and_gpu_jobs_go_on(
     probe.kill()
 
     assert seen_by(desk, gpus=1).split()[3] == "0"
-    assert "has ended (signal 9); another starts" in worker.said()
+    words = "has ended (signal 9); another starts"
+    wait_until(lambda: words in worker.said(), PATIENCE_S, "the worker tells it")
