@@ -38,7 +38,7 @@ def with_old_numpy() -> Path:
 
 def with_frameworks() -> Path:
     """An environment with numpy, PyTorch, JAX and ONNX Runtime, each a build for the CPU; its Python."""
-    return _cached("frameworks", *FRAMEWORKS, "-c", str(CONSTRAINTS))
+    return _cached("frameworks", *FRAMEWORKS)
 
 
 def site_packages(python: Path) -> Path:
@@ -68,14 +68,16 @@ def _cached(name: str, *wanted: str) -> Path:
 
 
 def _digest(wanted: tuple[str, ...]) -> str:
-    """Changes with what is wanted, the pins and the Python."""
-    pins = CONSTRAINTS.read_text() if "-c" in wanted else ""
+    """Changes with what is wanted, its pins and the Python; not with the place of the clone, nor with other pins."""
+    pins = [line for line in CONSTRAINTS.read_text().split() if line.partition("==")[0] in wanted]
     return hashlib.sha256(repr((sys.version, sys.base_prefix, wanted, pins)).encode()).hexdigest()[:12]
 
 
 def _install(python: Path, wanted: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-input"]
     command += ["--disable-pip-version-check", "--no-compile", "--only-binary=:all:", *wanted]
+    if not any("==" in each for each in wanted):
+        command += ["-c", str(CONSTRAINTS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
 
