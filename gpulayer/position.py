@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpulayer_broker.damage import LAST_MS, whole
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.job import QUEUED, JobRecord
 from gpulayer_broker.queue import Queue
@@ -72,7 +73,7 @@ class Line:
         self._ages = dict(zip(map(bytes.decode, flat[::2]), map(float, flat[1::2]), strict=True))
         rows = _answers(queue, [("HMGET", queue.keys.job(each), *_FIELDS) for each in self._ages])
         self._rows = dict(zip(self._ages, rows, strict=True))
-        known = [*({row[1].decode() for row in rows if row[1]} | signatures)]
+        known = [*({_text(row[1]) for row in rows if row[1]} | signatures)]
         sets = _answers(queue, [("SMEMBERS", named(f"classes:{signature}")) for signature in known])
         self._classes = dict(zip((each.encode() for each in known), map(set, sets), strict=True))
         self._now_ms = time.time() * 1000
@@ -82,17 +83,23 @@ class Line:
         ahead = [
             row
             for job_id, row in self._rows.items()
-            if job_id != record.id and _is_ahead(row, record, own) and self._classes[row[1]] & mine
+            if job_id != record.id and _is_ahead(row, record, own) and self._classes.get(row[1], set()) & mine
         ]
-        waits_s = [(self._now_ms - int(row[3])) / 1000 for row in ahead if row[3]]
+        begun_ms = [begun for row in ahead if (begun := whole(row[3], LAST_MS))]
+        waits_s = [(self._now_ms - begun) / 1000 for begun in begun_ms]
         return Position(len(ahead), max(0.0, *waits_s) if waits_s else None, self._total > MOST)
 
 
 def _is_ahead(row: Sequence[bytes | None], record: JobRecord, own_age: float) -> bool:
-    priority, _, phase, _, age = row
-    if phase not in _RUNNABLE or priority is None or age is None:
+    """One of which this cannot be read is nobody's predecessor."""
+    priority, age = whole(row[0]), whole(row[4])
+    if row[2] not in _RUNNABLE or priority is None or age is None:
         return False
-    return int(priority) < record.priority or (int(priority) == record.priority and float(age) < own_age)
+    return priority < record.priority or (priority == record.priority and age < own_age)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
 
 
 def _answers(queue: Queue, commands: Sequence[tuple[Any, ...]]) -> list[Any]:

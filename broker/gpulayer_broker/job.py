@@ -11,6 +11,8 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpulayer_broker.damage import LAST_MS, whole
+
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 QUEUED, SCHEDULED, RUNNING = "queued", "scheduled", "running"
@@ -210,7 +212,10 @@ RECORD_FIELDS = (
 
 
 def decode_record(job_id: str, values: Mapping[str, bytes | None]) -> JobRecord | None:
-    """The record from the fields of its hash (`RECORD_FIELDS`); None where there is no such job."""
+    """The record from the fields of its hash (`RECORD_FIELDS`); None where there is no such job.
+
+    What is damaged in it is left out, so that it keeps nobody from seeing the rest.
+    """
     if values.get("state") is None:
         return None
 
@@ -218,11 +223,10 @@ def decode_record(job_id: str, values: Mapping[str, bytes | None]) -> JobRecord 
         return (values.get(name) or b"").decode("utf-8", "replace")
 
     def number(name: str) -> int:
-        return int(values.get(name) or 0)
+        return whole(values.get(name)) or 0
 
     def time_ms(name: str) -> int | None:
-        raw = values.get(name)
-        return int(raw) if raw else None
+        return whole(values.get(name), LAST_MS)
 
     pairs = (lot.rpartition("/") for lot in text("lots").split(",") if lot)
     return JobRecord(
@@ -237,7 +241,7 @@ def decode_record(job_id: str, values: Mapping[str, bytes | None]) -> JobRecord 
         queue=text("queue"),
         worker=text("worker"),
         node=text("node"),
-        lots=tuple((uuid, int(share)) for uuid, _, share in pairs),
+        lots=tuple((uuid, whole(share) or 0) for uuid, _, share in pairs),
         attempt=number("attempt"),
         losses=number("losses"),
         retries=number("retries"),

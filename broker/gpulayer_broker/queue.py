@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from gpulayer_broker import capabilities, functions, library, requirements
 from gpulayer_broker.connection import Link, ReplyError
+from gpulayer_broker.damage import whole
 from gpulayer_broker.errors import (
     GpulayerError,
     IdempotencyConflict,
@@ -251,7 +252,11 @@ class Queue:
     def pages(self, array_id: str, known: Container[int] = ()) -> dict[int, bytes]:
         """First item → packed outcomes of each range of an array that has ended, but those that are `known`."""
         key = self.keys.pages(array_id)
-        starts = [start for raw in self.link.call("HKEYS", key) if (start := int(raw)) not in known]
+        starts = [
+            start
+            for raw in self.link.call("HKEYS", key)
+            if (start := whole(raw)) is not None and start not in known
+        ]
         found: dict[int, bytes] = {}
         for at in range(0, len(starts), _PAGES_AT_ONCE):
             some = starts[at : at + _PAGES_AT_ONCE]
@@ -262,11 +267,11 @@ class Queue:
     def item_counts(self, array_id: str) -> tuple[int, int]:
         """How many items of an array have ended, and how many of these badly."""
         done, failed = self.link.call("HMGET", self.keys.array(array_id), "done", "failed")
-        return int(done or 0), int(failed or 0)
+        return whole(done) or 0, whole(failed) or 0
 
     def open_jobs(self, logical_queue: str) -> int:
         """Jobs of a logical queue that are not final: waiting, delayed and in flight."""
-        return int(self.link.call("HGET", self.keys.named("open"), logical_queue) or 0)
+        return whole(self.link.call("HGET", self.keys.named("open"), logical_queue)) or 0
 
 
 def accepted(answer: functions.Submitted, job: Submission) -> str:

@@ -7,7 +7,6 @@ told of its devices.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from gpulayer_broker import capabilities
 from gpulayer_broker.availability import Live
 from gpulayer_broker.capabilities import Capabilities
+from gpulayer_broker.damage import LAST_MS, document, whole
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.names import PSEUDO_FRAMEWORKS, provides
 from gpulayer_broker.queue import Queue
@@ -27,6 +27,18 @@ MISSED_HEARTBEATS = 3
 # Of all that is installed in a worker's Python, what is shown; anything can be asked for.
 WELL_KNOWN = ("cupy", "jax", "mlx", "numpy", "onnxruntime", "paddlepaddle", "tensorflow", "torch")
 _FIELDS = ("node", "class", "slots", "cpus", "memory", "heartbeat_ms", "state", "since_ms", "info")
+
+# What a worker tells of itself, as far as others reckon with it.
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "name": str,
+    "host": str,
+    "pid": int,
+    "started_s": (int, float),
+    "disk_free_bytes": int,
+    "gpu_share": int,
+    "python": dict,
+    "devices": list,
+}
 
 
 @dataclass(frozen=True)
@@ -92,8 +104,8 @@ def read_workers(queue: Queue) -> list[WorkerRecord]:
             ]
         )
     )
-    seen = {pairs[i].decode(): float(pairs[i + 1]) for i in range(0, len(pairs), 2)}
-    known = {classes[i].decode(): classes[i + 1] for i in range(0, len(classes), 2)}
+    seen = {pairs[i].decode("utf-8", "replace"): float(pairs[i + 1]) for i in range(0, len(pairs), 2)}
+    known = {classes[i].decode("utf-8", "replace"): classes[i + 1] for i in range(0, len(classes), 2)}
     now_ms = int(clock[0]) * 1000 + int(clock[1]) // 1000
     names = sorted(seen)
     commands: list[tuple[str, ...]] = []
@@ -104,7 +116,7 @@ def read_workers(queue: Queue) -> list[WorkerRecord]:
     facts = [_facts(values) for values in replies[0::2]]
     ledger = _ledger(queue, facts)
     records = [
-        _record(worker, now_ms - seen[worker], facts[i], replies[2 * i + 1], known, ledger)
+        _as_far_as_readable(worker, now_ms - seen[worker], facts[i], replies[2 * i + 1], known, ledger)
         for i, worker in enumerate(names)
     ]
     return sorted(records, key=lambda record: (record.name, record.id))
@@ -135,19 +147,48 @@ def _ledger(queue: Queue, facts: Sequence[dict[str, Any]]) -> _Ledger:
     commands: list[tuple[str, ...]] = [("HVALS", queue.keys.held(node)) for node in nodes]
     commands += [("HVALS", queue.keys.device(uuid)) for uuid in uuids]
     replies = _raised(queue.link.pipeline(commands))
-    held = [tuple(_lot(entry) for entry in reply) for reply in replies[: len(nodes)]]
+    held = [tuple(filter(None, map(_lot, reply))) for reply in replies[: len(nodes)]]
     return _Ledger(dict(zip(nodes, held, strict=True)), dict(zip(uuids, replies[len(nodes) :], strict=True)))
 
 
-def _lot(entry: bytes) -> _Lot:
-    """From a value of a machine's ledger: `<worker> <CPUs> <MiB>`."""
-    worker, cpus, memory_mib = entry.decode().rsplit(" ", 2)
-    return _Lot(worker, int(cpus), int(memory_mib) * MIB)
+def _lot(entry: bytes) -> _Lot | None:
+    """From a value of a machine's ledger: `<worker> <CPUs> <MiB>`; None where it is none."""
+    worker, _, rest = entry.decode("utf-8", "replace").partition(" ")
+    cpus, _, memory_mib = rest.partition(" ")
+    numbers = whole(cpus), whole(memory_mib)
+    if numbers[0] is None or numbers[1] is None:
+        return None
+    return _Lot(worker, numbers[0], numbers[1] * MIB)
 
 
 def _facts(values: Sequence[bytes | None]) -> dict[str, Any]:
-    texts = {name: (value or b"").decode() for name, value in zip(_FIELDS, values, strict=True)}
-    return {**texts, "info": json.loads(texts["info"] or "{}")}
+    texts = {
+        name: (value or b"").decode("utf-8", "replace") for name, value in zip(_FIELDS, values, strict=True)
+    }
+    told = document(texts["info"])
+    info: dict[str, Any] = {}
+    for name, value in told.items():
+        if isinstance(value, _KINDS.get(name, object)):
+            info[name] = value
+    if not all(map(_is_device, info.get("devices", ()))):
+        del info["devices"]
+    if not 0 <= info.get("started_s", 0) <= LAST_MS / 1000:
+        del info["started_s"]
+    return {**texts, "info": info}
+
+
+def _is_device(told: object) -> bool:
+    return isinstance(told, dict) and all(
+        isinstance(told.get(name), str) for name in ("kind", "name", "uuid")
+    )
+
+
+def _as_far_as_readable(worker: str, age_ms: float, facts: dict[str, Any], *rest: Any) -> WorkerRecord:
+    """A worker of which not all can be read is listed all the same, and does not hide the others."""
+    try:
+        return _record(worker, age_ms, facts, *rest)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return _record(worker, age_ms, {**facts, "info": {}}, *rest)
 
 
 def _record(
@@ -159,11 +200,11 @@ def _record(
     ledger: _Ledger,
 ) -> WorkerRecord:
     lots = ledger.nodes[facts["node"]]
-    slots, memory_bytes = int(facts["slots"] or 0), int(facts["memory"] or 0) * MIB
+    slots, memory_bytes = whole(facts["slots"]) or 0, (whole(facts["memory"]) or 0) * MIB
     own_cpus = slots - sum(lot.cpus for lot in lots if lot.worker == worker)
-    node_cpus = int(facts["cpus"] or 0)
+    node_cpus = whole(facts["cpus"]) or 0
     left_cpus = node_cpus - sum(lot.cpus for lot in lots)
-    late = age_ms > MISSED_HEARTBEATS * int(facts["heartbeat_ms"] or 10_000)
+    late = age_ms > MISSED_HEARTBEATS * (whole(facts["heartbeat_ms"]) or 10_000)
     return WorkerRecord(
         id=worker,
         node=facts["node"],
@@ -174,7 +215,7 @@ def _record(
         free_slots=max(0, min(own_cpus, left_cpus)),
         memory_bytes=memory_bytes,
         free_memory_bytes=max(0, memory_bytes - sum(lot.memory_bytes for lot in lots)),
-        running=tuple(job.decode() for job in sorted(running)),
+        running=tuple(job.decode("utf-8", "replace") for job in sorted(running)),
         capabilities=_decoded(classes.get(facts["class"], b"")),
         info=facts["info"],
         devices=devices_of(facts["info"], ledger.devices),

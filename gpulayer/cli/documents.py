@@ -8,6 +8,7 @@ from typing import Any
 
 from gpulayer.cli.terminal import progress_text
 from gpulayer.outcome import error_of, exit_code_of
+from gpulayer_broker.damage import document
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.job import PRIORITIES, SUCCEEDED, JobRecord
 from gpulayer_broker.units import format_size
@@ -41,7 +42,7 @@ def job_document(record: JobRecord) -> dict[str, Any]:
         "usage": _loaded(record.usage),
         "progress": _loaded(record.progress.encode()),
         "items": {"count": record.count} if record.is_array else None,
-        "notes": _loaded(record.notes) or [],
+        "notes": _list(record.notes),
         "outputs": record.outputs or None,
     }
 
@@ -63,13 +64,13 @@ def job_facts(record: JobRecord, worker_name: str) -> list[tuple[str, str]]:
     ]
     if command := command_of(record):
         facts.append(("command", " ".join(command)))
-    if usage := _loaded(record.usage):
+    if usage := document(record.usage):
         facts.append(("usage", _usage(usage)))
     if progress := progress_text(record.progress):
         facts.append(("progress", progress))
     if record.final and record.state != SUCCEEDED:
         facts.append(("error", _one_line(error_of(record, trusted=False))))
-    facts += [("note", str(note)) for note in _loaded(record.notes) or []]
+    facts += [("note", str(note)) for note in _list(record.notes)]
     if record.outputs:
         facts.append(("outputs", f"gpulayer outputs {record.id}"))
     return facts
@@ -136,8 +137,13 @@ def _utc(time_ms: int | None) -> str | None:
 def _loaded(raw: bytes) -> Any:
     try:
         return json.loads(raw) if raw else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
+
+
+def _list(raw: bytes) -> list[Any]:
+    found = _loaded(raw)
+    return found if isinstance(found, list) else []
 
 
 def _one_line(error: BaseException) -> str:

@@ -108,7 +108,7 @@ def progress_text(told: bytes | str) -> str:
         facts = json.loads(told)
         done, total = float(facts["done"]), float(facts["total"])
         share = min(1.0, max(0.0, done / total))
-    except (ValueError, TypeError, KeyError, ZeroDivisionError):
+    except (ValueError, TypeError, KeyError, ZeroDivisionError, RecursionError):
         return ""
     full = round(share * BAR_CELLS)
     return f"[{'#' * full}{'.' * (BAR_CELLS - full)}] {done:g} of {total:g} ({share:.0%})"

@@ -1,0 +1,80 @@
+"""Rubbish in the queue's records: what is damaged is left out, everybody else's jobs and workers are shown as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpulayer_broker.connection import Endpoint, Link
+from gpulayer_broker.job import RECORD_FIELDS
+from gpulayer_broker.keys import Keys, root_of
+from tests.cli.conftest import Cli
+
+RUBBISH = (
+    b"nan",
+    b"1e999",
+    b"9" * 5000,
+    b'{"a":[',
+    b"[" * 5000,
+    b"[1]",
+    b"\xff\xfe",
+    b"\x1b[31mred\n",
+)
+WORKER_FIELDS = ("node", "class", "slots", "cpus", "memory", "heartbeat_ms", "state", "since_ms", "info")
+INFOS = (
+    b'{"devices": 5}',
+    b'{"devices": [5]}',
+    b'{"devices": [{}]}',
+    b'{"devices": [{"usable": true, "foreign": 3}]}',
+    b'{"started_s": 1e300}',
+    b'{"started_s": NaN}',
+    b'{"python": "no"}',
+    b'{"name": 5, "gpu_share": "x", "disk_free_bytes": "much"}',
+)
+
+
+@pytest.fixture
+def link(valkey: Endpoint) -> Iterator[Link]:
+    with Link(valkey) as link:
+        yield link
+
+
+@pytest.fixture
+def keys(namespace: str) -> Keys:
+    return Keys(root_of(namespace))
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH, ids=range(len(RUBBISH)))
+def test_a_damaged_job_hides_no_other(cli: Cli, address: str, link: Link, keys: Keys, rubbish: bytes) -> None:
+    sound = cli("submit", "--detach", "--", "true").out.strip()
+    damaged = cli("submit", "--detach", "--", "true").out.strip()
+    for field in RECORD_FIELDS:
+        before = link.call("HGET", keys.job(damaged), field)
+        link.call("HSET", keys.job(damaged), field, rubbish)
+
+        listed = cli("jobs", "--limit", "1000")
+        assert listed.err == "", field
+        assert sound in listed.out
+        for command in ("show", "explain"):
+            told = cli(command, damaged)
+            assert "GPULAYER_DEBUG" not in told.err, (command, field, told.err)
+        restore = ("HDEL",) if before is None else ("HSET",)
+        link.call(*restore, keys.job(damaged), field, *([] if before is None else [before]))
+
+
+def test_a_damaged_worker_hides_no_other(cli: Cli, address: str, link: Link, keys: Keys) -> None:
+    for name in ("sound", "damaged"):
+        link.call("ZADD", keys.named("workers"), 0, name)
+        link.call("HSET", keys.worker(name), "node", "n1", "state", "online", "slots", 2, "cpus", 2)
+    link.call("HSET", keys.held("n1"), "j_1", "rubbish", "j_2", "w 1e9 nan", "j_3", b"\xff 1 1")
+    for field, rubbish in [(field, value) for field in WORKER_FIELDS for value in RUBBISH] + [
+        ("info", info) for info in INFOS
+    ]:
+        link.call("HSET", keys.worker("damaged"), field, rubbish)
+        for command in (("workers",), ("status",), ("worker", "status", "damaged"), ("workers", "--json")):
+            told = cli(*command)
+            assert told.err == "", (field, rubbish, command)
+        assert "sound" in cli("workers").out
+        link.call("HSET", keys.worker("damaged"), field, "")
+    link.call("DEL", keys.held("n1"), keys.named("workers"), keys.worker("sound"), keys.worker("damaged"))
