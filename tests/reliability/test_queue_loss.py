@@ -104,13 +104,14 @@ def test_an_outage_of_three_leases_ends_a_job_and_it_runs_again(
     desk: Desk, hire: Hire, server: QueueServer
 ) -> None:
     worker = hire(**SHORT)
-    job = desk.shell("echo $$; [ $GPULAYER_ATTEMPT = 2 ] || sleep 300")
+    job = desk.shell("echo $$; [ $GPULAYER_ATTEMPT -gt 1 ] || sleep 300")
     pid = running(desk, job)
     with outage(server):
         wait_until(lambda: is_gone(pid), PATIENCE_S, "the job is ended with its lease")
         let_pass(3 * SHORT["lease_s"])
     record = desk.final(job)
-    assert (record.state, record.attempt) == ("succeeded", 2)
+    # A grant that reaches a busy worker late goes back, and the next is another attempt.
+    assert (record.state, record.losses, record.attempt > 1) == ("succeeded", 1, True)
     assert worker.alive
 
 

@@ -320,7 +320,7 @@ def test_a_stopped_fork_server_does_not_hold_up_the_end_of_its_worker(bench: Ben
     assert isinstance(bench.server, ForkServer)
     os.kill(bench.server.pid, signal.SIGSTOP)
 
-    bench.server.close(patience_s=PATIENCE_S)
+    bench.server.close(patience_s=1)
 
     assert handle.wait(PATIENCE_S)
     assert is_gone(main)
