@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpulayer_broker import inline
-from gpulayer_broker.errors import FormatTooNew, GpulayerError
+from gpulayer_broker.errors import FormatTooNew, GpulayerError, UsageError
 from gpulayer_broker.given import Given
 from gpulayer_broker.requirements import DEFAULT_QUEUE
 
@@ -92,8 +92,6 @@ class Spec:
 
 def encode(job_id: str, created_ms: int, spec: Spec, options: Mapping[str, Any] | None = None) -> bytes:
     """The message, as bytes; `options` are the message's options (max_retries, min_backoff, …)."""
-    import orjson
-
     message = {
         "actor_name": ACTOR,
         "args": [],
@@ -103,7 +101,7 @@ def encode(job_id: str, created_ms: int, spec: Spec, options: Mapping[str, Any] 
         "options": dict(options or {}),
         "queue_name": DEFAULT_QUEUE,
     }
-    return orjson.dumps(message, option=orjson.OPT_SORT_KEYS)
+    return _dumped(message)
 
 
 def decode(data: bytes) -> Spec:
@@ -159,7 +157,6 @@ def request_digest(spec: Spec) -> str:
 
     Nor the job that submitted it: a parent that runs again as another job means the same child.
     """
-    import orjson
 
     plain = _plain(spec)
     plain.pop("parent", None)
@@ -170,7 +167,18 @@ def request_digest(spec: Spec) -> str:
             "arguments": _digest(spec.call.arguments),
             **({"given": [each.encode() for each in spec.call.given]} if spec.call.given else {}),
         }
-    return hashlib.sha256(orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(_dumped(plain)).hexdigest()
+
+
+def _dumped(plain: Mapping[str, Any]) -> bytes:
+    import orjson
+
+    try:
+        return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise UsageError(
+            f"the job cannot be written down: {error}; its command, variables and patterns are UTF-8 text"
+        ) from None
 
 
 _KNOWN = frozenset(

@@ -21,10 +21,13 @@ def run(arguments: Sequence[str]) -> int:
     """Runs one command line; its exit code."""
     from gpulayer.cli.app import app
     from gpulayer.cli.failing import exit_code_of, is_usage_error, usage_line
-    from gpulayer.cli.output import say
+    from gpulayer.cli.output import is_utf8, plain, say, shortened
     from gpulayer_broker.errors import GpulayerError
 
     debug = bool(os.environ.get("GPULAYER_DEBUG"))
+    if (odd := next((text for text in arguments if not is_utf8(text)), None)) is not None:
+        say(f"gpulayer: argument {odd!r:.200} is not UTF-8: rename the file, or put the bytes into one")
+        return 2
     try:
         return exit_code_of(app(list(arguments), prog_name="gpulayer", standalone_mode=False))
     except KeyboardInterrupt:
@@ -32,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
     except GpulayerError as error:
         if debug:
             raise
-        say(f"gpulayer: {error}")
+        say(f"gpulayer: {shortened(plain(str(error)))}")
         return error.exit_code
     except Exception as error:
         if debug:

@@ -12,6 +12,9 @@ from typing import Any
 # The columns that give way where a terminal is narrow; what is in others can be read only whole.
 PROSE = frozenset({"name", "reasons", "provides", "frameworks", "file"})
 
+# What a line about an error may have.
+MOST_SIGNS = 2000
+
 
 def say(line: str) -> None:
     """A line for the person at the terminal."""
@@ -51,6 +54,16 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     """One fact a line, the label in twelve columns."""
     for label, text in facts:
         print(f"{label:<12}{plain(text)}".rstrip())
+
+
+def is_utf8(text: str) -> bool:
+    """Whether the text came from bytes that are UTF-8: others stand in it as halves of characters."""
+    return not any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
+def shortened(line: str) -> str:
+    """A line that holds a value of any length, with its beginning and its end, where the cure stands."""
+    return line if len(line) <= MOST_SIGNS else f"{line[: MOST_SIGNS // 2]}…{line[-MOST_SIGNS // 2 :]}"
 
 
 def plain(text: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulayer_broker import spec
-from gpulayer_broker.errors import FormatTooNew
+from gpulayer_broker.errors import FormatTooNew, UsageError
 from gpulayer_broker.spec import FunctionCall, Payload, Spec, UndecodableSpec
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -42,6 +42,11 @@ def test_the_encoding_is_canonical(job: Spec) -> None:
     data = spec.encode("j_1", 1, job)
 
     assert orjson.dumps(orjson.loads(data), option=orjson.OPT_SORT_KEYS) == data
+
+
+def test_what_is_no_utf_8_is_refused_where_it_is_submitted() -> None:
+    with pytest.raises(UsageError, match="UTF-8"):
+        spec.encode("j_1", 1, Spec("command", argv=("echo", "\udcff")))
 
 
 def test_fields_of_a_newer_release_survive() -> None:

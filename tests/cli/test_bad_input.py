@@ -198,3 +198,26 @@ def test_the_traceback_is_shown_when_it_is_asked_for(
     monkeypatch.setenv("GPULAYER_DEBUG", "1")
     with pytest.raises(BadRequirement):
         cli("submit", "--gpus", "-1", "--", "true")
+
+
+def test_arguments_that_are_not_utf_8_are_refused_in_one_line(cli: Cli) -> None:
+    for command in (
+        ("submit", "--", "echo", "\udcff"),
+        ("show", "\udcff"),
+        ("submit", "--env", "A=\udcff", "--", "true"),
+    ):
+        refused = cli(*command)
+
+        assert refused.code == 2
+        assert "is not UTF-8" in refused.err
+        assert len(refused.err.splitlines()) == 1
+
+
+def test_an_error_shows_no_control_characters_and_not_all_of_a_long_value(cli: Cli) -> None:
+    coloured = cli("submit", "--memory", "\x1b[31mred\n", "--", "true")
+    long = cli("submit", "--memory", "x" * 100_000, "--", "true")
+
+    assert coloured.code == long.code == 2
+    assert coloured.err.rstrip("\n").isprintable()
+    assert len(long.err) < 3000
+    assert "write 24GB" in long.err, "the cure stays"

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -120,6 +121,16 @@ def test_a_name_that_is_no_hash_never_reaches_the_file_system(store: LocalStore,
         store.has([sha])
     with pytest.raises(StoreError, match="is not a SHA-256"):
         store.open(sha)
+
+
+def test_a_small_blob_does_not_take_the_memory_of_its_limit(store: LocalStore) -> None:
+    sha = store.put_bytes(b"small")
+    tracemalloc.start()
+    try:
+        assert store.read_bytes(sha, 1 << 28) == b"small"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_blob_over_the_limit_is_not_read(store: LocalStore) -> None:
