@@ -27,12 +27,8 @@ from tests.queueing import LEASE_MS, NO_RETENTION, Hand, Machine, signature
 from tests.snapshot import Snapshot
 from tests.virtual import virtual_library
 
-MAX_ATTEMPTS, LOST_WORKERS = 2, 2
+LOST_WORKERS = 2
 GPU, CPU = signature(gpus=1, tag="gpu"), signature(tag="cpu")
-JOBS = {
-    "ja": Submission("ja", GPU, b"s", owner="ann", client="c"),
-    "jb": Submission("jb", CPU, b"s", owner="ann", prepare=True),
-}
 LOTS = (DeviceLot("G1", 0, 0, 1000),)
 WORKERS = ("w1", "w2")
 MOVES = {(t.source, t.target) for t in TRANSITIONS}
@@ -67,6 +63,27 @@ class Event:
     inert: tuple[Any, ...] = ()
 
 
+@dataclass(frozen=True)
+class World:
+    """What may be submitted, how often each may be tried (some only once), how much a worker asks for at once."""
+
+    jobs: dict[str, Submission]
+    most_attempts: int = 2
+    most_at_once: int = 2
+    once: frozenset[str] = frozenset()
+
+    def most(self, job: str) -> int:
+        return 1 if job in self.once else self.most_attempts
+
+
+PLAIN = World(
+    {
+        "ja": Submission("ja", GPU, b"s", owner="ann", client="c"),
+        "jb": Submission("jb", CPU, b"s", owner="ann", prepare=True),
+    }
+)
+
+
 @dataclass
 class Found:
     """A state: its canonical form, and the bytes to return to it."""
@@ -78,7 +95,8 @@ class Found:
 class Explorer:
     """The search over one namespace."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, world: World = PLAIN) -> None:
+        self.world = world
         self.hand = Hand(link, f"gpulayer:{{x{secrets.token_hex(6)}}}:")
         self.steps = 0
         self.reached: Counter[str] = Counter()
@@ -97,11 +115,11 @@ class Explorer:
     def run(self) -> int:
         """How many distinct states there are."""
         first = self.start()
-        known, frontier = {canonical(first.seen)}, deque([first])
+        known, frontier = {self.canonical(first.seen)}, deque([first])
         while frontier:
             state = frontier.popleft()
             for event, found in self.after(state):
-                form = canonical(found.seen)
+                form = self.canonical(found.seen)
                 if form not in known:
                     known.add(form)
                     assert violations(found.seen) == [], event.name
@@ -130,22 +148,22 @@ class Explorer:
         self.steps += len(events)
         self.reached.update(e.name for e in events)
         nothing, replies = replies[1 : len(inert) + 2], replies[len(inert) + 2 :]
-        nothing_changed(inert, nothing[:-1], state.seen, snapshot.parse(nothing[-1]))
+        self._nothing_changed(inert, nothing[:-1], state.seen, snapshot.parse(nothing[-1]))
         for event in moving:
             got, replies = replies[: len(event.before) + 4], replies[len(event.before) + 4 :]
             seen = snapshot.parse(got[-2])
-            judge(event, event.call.parse(got[-3]), state.seen, seen)
+            self._judge(event, event.call.parse(got[-3]), state.seen, seen)
             yield event, Found(seen, got[-1])
 
     # Events ---------------------------------------------------------------------------------------------------------
 
     def events(self, s: Snapshot) -> Iterator[Event]:
-        for job, submission in JOBS.items():
+        for job, submission in self.world.jobs.items():
             known = job in s.jobs
             yield Event(
                 "submit", [], fn.submit(submission), (fn.Submitted("existing", job),) if known else ()
             )
-        room = all(int(j["attempt"]) < MAX_ATTEMPTS for j in s.jobs.values() if j["state"] == "queued")
+        room = self._room(s)
         for worker in WORKERS:
             yield from self._worker_events(s, worker, room)
         for job, j in s.jobs.items():
@@ -153,16 +171,20 @@ class Explorer:
                 "cancel", [], fn.cancel(job), (("too_late", j["state"]),) if j["state"] in FINAL else ()
             )
             yield from self._stale_events(job, j)
-            if j["state"] in ("scheduled", "running"):
+            if j["state"] in ("scheduled", "running") and "count" not in j:
                 yield from self._holder_events(s, job, j, room)
         yield self._tick("tick", [])
+
+    def _room(self, s: Snapshot) -> bool:
+        """Whether a claim takes nothing that had its attempts."""
+        return all(int(j["attempt"]) < self.world.most(job) for job, j in s.jobs.items() if waits(j))
 
     def _worker_events(self, s: Snapshot, worker: str, room: bool) -> Iterator[Event]:
         facts = s.hashes[f"worker:{worker}"]
         if room:
-            yield Event("claim", [], fn.claim(offer(s, worker)))
+            yield Event("claim", [], fn.claim(self.offer(s, worker)))
         if facts["nonce"]:
-            yield Event("claim again", [], fn.claim(offer(s, worker, facts["nonce"])))
+            yield Event("claim again", [], fn.claim(self.offer(s, worker, facts["nonce"])))
         incarnation = "i1" if facts["incarnation"] == "i0" else "i0"
         machine = fn.Registration(worker, "n1", incarnation, "k1", 2, 2, 1000, 10_000, 10_000, b"{}", b"{}")
         yield Event("crash and return", [], fn.register(machine, "0", {}))
@@ -174,7 +196,7 @@ class Explorer:
             ending = Ending(job, j["token"], verdict)
             yield Event(f"commit {verdict}", [], fn.commit(ending))
             if room:
-                yield Event(f"commit {verdict}, claim", [], fn.commit(ending, offer(s, j["worker"])))
+                yield Event(f"commit {verdict}, claim", [], fn.commit(ending, self.offer(s, j["worker"])))
         for how in ("returned", "lost"):
             yield Event(f"release {how}", [], fn.release(job, j["token"], how))
         if j["state"] == "scheduled":
@@ -196,78 +218,83 @@ class Explorer:
     def _tick(self, name: str, before: list[Command]) -> Event:
         return Event(name, before, fn.tick(LEASE_MS, NO_RETENTION, NO_RETENTION))
 
+    def offer(self, s: Snapshot, worker: str, nonce: str = "") -> Offer:
+        """A few nonces a worker, in turn: none that is its last one, or in a token."""
+        facts = s.hashes[f"worker:{worker}"]
+        tokens = [j.get("token", "") for j in (s.jobs | s.chunks).values()]
+        used = [facts["nonce"], *(token.partition(":")[2][:-1] for token in tokens)]
+        fresh = next(f"{worker}{n}" for n in "xyzuv" if f"{worker}{n}" not in used)
+        return Offer(
+            worker, facts["incarnation"], self.world.most_at_once, nonce or fresh, LEASE_MS, 1000, LOTS
+        )
 
-def offer(s: Snapshot, worker: str, nonce: str = "") -> Offer:
-    """Two nonces a worker, in turn: what matters is whether it is the last one."""
-    facts = s.hashes[f"worker:{worker}"]
-    fresh = f"{worker}y" if facts["nonce"] == f"{worker}x" else f"{worker}x"
-    return Offer(worker, facts["incarnation"], 2, nonce or fresh, LEASE_MS, 1000, LOTS)
+    # Judging one step -----------------------------------------------------------------------------------------------
+
+    def _judge(self, event: Event, answer: Any, before: Snapshot, after: Snapshot) -> None:
+        """The step was a legal one, and changed nothing that is final."""
+        moved = list(after.streams["events"].entries.values()) if "events" in after.streams else []
+        path: dict[str, list[str]] = {}
+        for entry in moved:
+            path.setdefault(entry["job"], []).append(entry["state"])
+        for job, j in after.jobs.items():
+            old = before.job(job)
+            states = [old.get("state", ""), *path.get(job, [])]
+            assert states[-1] == j["state"], (event.name, job, states, j["state"])
+            assert all(move in MOVES for move in pairwise(states)), (event.name, job, states)
+            if old.get("state") in FINAL:
+                assert j == old, (event.name, job, old, j)
+            if j.get("token") and j["token"] != old.get("token"):
+                assert int(j["attempt"]) > int(old["attempt"]), (event.name, job)
+        if event.name == "claim again":
+            held = before.jobs | before.chunks
+            assert {g.token for g in answer.grants} <= {j.get("token") for j in held.values()}
+            assert self.canonical(before) == self.canonical(after), event.name
+
+    def _nothing_changed(
+        self, events: list[Event], replies: list[Any], before: Snapshot, after: Snapshot
+    ) -> None:
+        """Each answered as it should, and all together they left the state as it was."""
+        for event, reply in zip(events, replies, strict=True):
+            assert event.call.parse(reply) == event.inert[0], event.name
+        assert "events" not in after.streams
+        assert self.canonical(before) == self.canonical(after), [e.name for e in events]
+
+    def canonical(self, s: Snapshot) -> str:
+        """The state but for ages, incarnations, nonces, bells and notes of why; the two workers are alike."""
+        return min(self._form(s, WORKERS), self._form(s, WORKERS[::-1]))
+
+    def _form(self, s: Snapshot, order: tuple[str, ...]) -> str:
+        names = {worker: f"w{n}" for n, worker in enumerate(order)}
+        ages = sorted(e for name, stream in snapshot.under(s.streams, "queue:") for e in stream.entries)
+        return repr([self._job_form(s, job, names, ages) for job in self.world.jobs if job in s.jobs])
+
+    def _job_form(self, s: Snapshot, job: str, names: dict[str, str], ages: list[str]) -> tuple[object, ...]:
+        j = s.job(job)
+        runs = j["state"] in ("scheduled", "running")
+        facts = tuple(j.get(name, "") for name in ("state", "attempt", "losses", "lots" if runs else ""))
+        cancel, ended = bool(j.get("cancel")), j.get("ended_token", "").split(":")[0]
+        entry = ages.index(j["entry"]) if j.get("entry") in ages else -1
+        worker = names[j["worker"]] if runs and "count" not in j else ""
+        return (job, *facts, cancel, ended, entry, worker, job in s.zsets.get("delayed", {}))
 
 
-# Judging one step ---------------------------------------------------------------------------------------------------
+def waits(j: dict[str, str]) -> bool:
+    """Whether a claim could take it, now or later."""
+    return j["state"] == "queued" or ("count" in j and j["state"] == "running" and bool(j.get("entry")))
 
 
-def judge(event: Event, answer: Any, before: Snapshot, after: Snapshot) -> None:
-    """The step was a legal one, and changed nothing that is final."""
-    moved = list(after.streams["events"].entries.values()) if "events" in after.streams else []
-    path: dict[str, list[str]] = {}
-    for entry in moved:
-        path.setdefault(entry["job"], []).append(entry["state"])
-    for job, j in after.jobs.items():
-        old = before.job(job)
-        states = [old.get("state", ""), *path.get(job, [])]
-        assert states[-1] == j["state"], (event.name, job, states, j["state"])
-        assert all(move in MOVES for move in pairwise(states)), (event.name, job, states)
-        if old.get("state") in FINAL:
-            assert j == old, (event.name, job, old, j)
-        if j.get("token") and j["token"] != old.get("token"):
-            assert int(j["attempt"]) > int(old["attempt"]), (event.name, job)
-    if event.name == "claim again":
-        assert {g.token for g in answer.grants} <= {j.get("token") for j in before.jobs.values()}
-        assert canonical(before) == canonical(after), event.name
-
-
-def nothing_changed(events: list[Event], replies: list[Any], before: Snapshot, after: Snapshot) -> None:
-    """Each answered as it should, and all together they left the state as it was."""
-    for event, reply in zip(events, replies, strict=True):
-        assert event.call.parse(reply) == event.inert[0], event.name
-    assert "events" not in after.streams
-    assert canonical(before) == canonical(after), [e.name for e in events]
-
-
-def canonical(s: Snapshot) -> str:
-    """The state but for ages, incarnations, nonces, bells and notes of why; the two workers are alike."""
-    return min(_form(s, WORKERS), _form(s, WORKERS[::-1]))
-
-
-def _form(s: Snapshot, order: tuple[str, ...]) -> str:
-    names = {worker: f"w{n}" for n, worker in enumerate(order)}
-    ages = sorted(e for name, stream in snapshot.under(s.streams, "queue:") for e in stream.entries)
-    jobs = [_job_form(s, job, names, ages) for job in JOBS if job in s.jobs]
-    return repr(jobs)
-
-
-def _job_form(s: Snapshot, job: str, names: dict[str, str], ages: list[str]) -> tuple[object, ...]:
-    j = s.job(job)
-    runs = j["state"] in ("scheduled", "running")
-    facts = tuple(j.get(name, "") for name in ("state", "attempt", "losses", "lots" if runs else ""))
-    cancel, ended = bool(j.get("cancel")), j.get("ended_token", "").split(":")[0]
-    entry = ages.index(j["entry"]) if j.get("entry") in ages else -1
-    return (
-        job,
-        *facts,
-        cancel,
-        ended,
-        entry,
-        names[j["worker"]] if runs else "",
-        job in s.zsets.get("delayed", {}),
-    )
+def explored(link: Link, explorer: type[Explorer], world: World) -> tuple[int, Explorer]:
+    """How many states there are, and the explorer that has been in each."""
+    with virtual_library(link) as clock:
+        clock.draw_in_order()
+        found = explorer(link, world)
+        states = found.run()
+    print(f"{states} states, {found.steps} steps, each event: {dict(found.reached)}")
+    return states, found
 
 
 def test_every_reachable_state_keeps_the_invariants(link: Link) -> None:
-    with virtual_library(link):
-        explorer = Explorer(link)
-        states = explorer.run()
-    print(f"{states} states, {explorer.steps} steps, each event: {dict(explorer.reached)}")
+    states, explorer = explored(link, Explorer, PLAIN)
+
     assert states > 1000
     assert len(explorer.reached) >= 20
