@@ -30,7 +30,12 @@ def fetch_outputs(session: Session, record: JobRecord, folder: Path) -> list[str
     store = session.store
     manifest = load_manifest(record.outputs, store)
     parent = _made(folder.absolute().parent)
-    aside = Path(tempfile.mkdtemp(prefix=".gpulayer-", dir=parent))
+    try:
+        aside = Path(tempfile.mkdtemp(prefix=".gpulayer-", dir=parent))
+    except OSError as error:
+        raise UsageError(
+            f"outputs cannot be put into {parent}: {error.strerror}", value=str(folder)
+        ) from None
     try:
         settings = session.settings
         unpack(

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from gpulayer_broker import capabilities, functions, library, requirements
 from gpulayer_broker.connection import Link, ReplyError
-from gpulayer_broker.damage import whole
+from gpulayer_broker.damage import MOST, whole
 from gpulayer_broker.errors import (
     GpulayerError,
     IdempotencyConflict,
@@ -230,7 +230,8 @@ class Queue:
 
     def newest(self, state: str, most: int, skip: int = 0) -> list[str]:
         """Ids of jobs in a state, newest first."""
-        ids = self.link.call("ZREVRANGE", self.keys.jobs(state), skip, skip + most - 1)
+        last = min(skip + most, MOST) - 1
+        ids = self.link.call("ZREVRANGE", self.keys.jobs(state), skip, last)
         return [raw.decode() for raw in ids]
 
     def waiting(self, logical_queue: str) -> Iterator[list[str]]:

@@ -142,7 +142,7 @@ def _from_file(path: Path) -> dict[str, Any]:
 
     try:
         content = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadSetting(f"{path} is not TOML: {error}") from None
     except OSError as error:
         raise BadSetting(f"{path} cannot be read: {error.strerror}") from None

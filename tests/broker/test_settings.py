@@ -77,6 +77,7 @@ def test_the_nearest_project_file_counts(home: Path) -> None:
         ("redis_url = 'ftp://x'", r"config\.toml: redis_url: queue address 'ftp://x': expected redis://"),
         ("namespace = 3", r"config\.toml: namespace: '3' is not text"),
         ("namespace =", r"config\.toml is not TOML"),
+        ("namespace = " + "[" * 5000, r"config\.toml is not TOML"),
     ],
 )
 def test_a_bad_file_is_told_by_file_and_key_in_one_line(home: Path, text: str, told: str) -> None:

@@ -221,3 +221,7 @@ def test_an_error_shows_no_control_characters_and_not_all_of_a_long_value(cli: C
     assert coloured.err.rstrip("\n").isprintable()
     assert len(long.err) < 3000
     assert "write 24GB" in long.err, "the cure stays"
+
+
+def test_any_number_of_jobs_may_be_asked_for(cli: Cli, address: str) -> None:
+    assert cli("jobs", "--limit", "99999999999999999999999").code == 0
