@@ -142,6 +142,10 @@ class Hand:
         """The job's lease ran out long ago, as far as the index of leases tells."""
         self.link.call("ZADD", self.key("leases"), 1, job_id)
 
+    def rung(self) -> set[str]:
+        """Workers whose bell has a deadline: no claim has answered it."""
+        return {worker.decode() for worker in self.link.call("ZRANGE", self.key("rung"), 0, -1)}
+
     def mail(self, worker: str) -> list[str]:
         """Kinds of everything that lies in a worker's inbox."""
         entries = self.link.call("XRANGE", self.key(f"inbox:{worker}"), "-", "+")

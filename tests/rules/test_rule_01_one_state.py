@@ -57,7 +57,9 @@ def test_whoever_ends_an_attempt_at_once_it_ends_once(place: Place) -> None:
             place.check()
             finish_all(hand, worker)
             worker.held.clear()
-            hand.link.call("DEL", hand.key("deaths:w1"))  # a worker that the reaper meets too often is put aside
+            hand.link.call(
+                "DEL", hand.key("deaths:w1")
+            )  # a worker that the reaper meets too often is put aside
     seen = place.check()
     for job, path in paths(place).items():
         assert path[-1] == seen.job(job)["state"] in FINAL
