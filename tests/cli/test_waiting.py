@@ -90,9 +90,9 @@ def test_explain_before_a_submit_submits_nothing(cli: Cli, bench: Bench) -> None
 
 def test_an_array_shows_how_far_it_is(cli: Cli, bench: Bench) -> None:
     import gpulayer.client as clients
+    from gpulayer.handing_over import Arguments
     from gpulayer.options import plan_of
     from gpulayer.payload import pack_function
-    from gpulayer.handing_over import Arguments
 
     with clients.Client() as client:
         plan = plan_of({"isolation": "warm"})

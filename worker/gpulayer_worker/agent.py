@@ -208,8 +208,8 @@ class Agent:
             hardware=self.hardware,
             environment=dict(os.environ),
             queue=self._queue_for_jobs(),
-            fits=self._fits,
             results=Queue(Link(self.options.endpoint), self.settings.namespace),
+            fits=self._fits,
             on_started=self._beat_soon,
         )
         logs.start()
