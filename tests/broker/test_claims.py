@@ -75,3 +75,18 @@ def test_a_worker_whose_report_is_refused_takes_the_next_job(worker: Worker) -> 
     assert worker.claims.commit(attempt, ending, claim_next=False).verdict == "stale"
 
     assert [a.id for a in worker.delivered] == [attempt.id]
+
+
+def test_a_worker_without_room_brings_no_next_job_with_its_report(worker: Worker) -> None:
+    worker.hand.submit(CPU)
+    assert worker.claims.claim() == 1
+    attempt = worker.delivered.pop()
+    worker.hand.submit(CPU)
+    worker.claims.has_room = lambda: False
+
+    committed = worker.claims.commit(attempt, Ending(attempt.id, attempt.token, "failed", "undecodable"))
+
+    assert committed.verdict == "ok"
+    assert worker.delivered == []
+    worker.claims.has_room = lambda: True
+    assert worker.claims.claim() == 1
