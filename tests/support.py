@@ -6,6 +6,7 @@ bound has to tell apart, such as a wake-up from a look after a silence, is made 
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-PATIENCE_S = 60.0
+PATIENCE_S = float(os.environ.get("GPULAYER_TEST_PATIENCE_S", "60"))
 PATIENCE_MS = int(PATIENCE_S * 1000)
 
 
