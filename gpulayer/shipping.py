@@ -85,7 +85,7 @@ def _place(dest: str, text: str) -> str:
 def checked_pattern(pattern: str) -> str:
     """An output pattern that stays below the job's folder."""
     path = PurePosixPath(pattern)
-    if not pattern.strip() or path.is_absolute() or ".." in path.parts:
+    if not pattern.strip() or "\0" in pattern or path.is_absolute() or ".." in path.parts:
         raise UsageError(
             f"output '{pattern}' is not a pattern of files below the job's folder", value=pattern
         )

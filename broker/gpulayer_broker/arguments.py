@@ -116,6 +116,8 @@ def labels(words: Wording, given: Pairs | None) -> tuple[tuple[str, str], ...]:
     for key, value, written in _label_pairs(words, given):
         if not _LABEL_KEY.fullmatch(key):
             raise words.error("labels", written, "a label is written key=value, the key a word")
+        if value and not value.isprintable():
+            raise words.error("labels", written, "a label's value is printable text")
         if found.setdefault(key, value) != value:
             raise words.error(
                 "labels", written, f"{key} is also given as '{found[key]}': a label has one value"

@@ -27,7 +27,9 @@ asked = st.fixed_dictionaries(
         "memory": st.integers(min_value=0, max_value=2**42),
         "disk": st.integers(min_value=0, max_value=2**45),
         "python": st.sampled_from(["", ">=3.11", "<3.14,>=3.9"]),
-        "labels": st.dictionaries(st.sampled_from(["zone", "rack"]), st.text(max_size=5)),
+        "labels": st.dictionaries(
+            st.sampled_from(["zone", "rack"]), st.text(max_size=5).filter(str.isprintable)
+        ),
         "launcher": st.sampled_from(["direct", "mpi"]),
         "queue": st.sampled_from(["gpulayer", "mail"]),
     },
@@ -304,6 +306,11 @@ def test_requirements_that_are_not_well_formed_are_refused(data: bytes) -> None:
             {"labels": ["z=1", "z=2"]},
             "labels='z=2': z is also given as '1'",
             "--label z=2: z is also given as '1'",
+        ),
+        (
+            {"labels": ["z=1\x1b[31m"]},
+            "labels='z=1",
+            "--label z=1",
         ),
         (
             {"launcher": "torchru"},

@@ -50,7 +50,7 @@ def test_a_source_that_is_missing_or_too_large_is_refused(
         client.submit(["true"], source=tmp_path)
 
 
-@pytest.mark.parametrize("pattern", ["/etc/*", "../*", " "])
+@pytest.mark.parametrize("pattern", ["/etc/*", "../*", " ", "a\0b"])
 def test_an_output_pattern_that_leaves_the_folder_is_refused(client: Client, pattern: str) -> None:
     with pytest.raises(UsageError, match="output"):
         client.submit(["true"], outputs=[pattern])
