@@ -22,6 +22,7 @@ from scripts.perf_tables import PAGES, ROADS, ROOT, Figures, filled, load, middl
 
 CHARTS = ROOT / "docs" / "get-started" / "performance"
 GREY, OURS, THEIRS = "#808080", "#2a9d8f", "#9aa5b1"
+FAR_APART = 30
 DRAWN = "GPULAYER_CHARTS_ENVIRONMENT"
 
 Bar = tuple[str, Sequence[float], bool]
@@ -58,7 +59,7 @@ def _road(system: str, road: str) -> str:
 
 
 def draw(name: str, title: str, bars: list[Bar], *, most_first: bool) -> None:
-    """Bars of medians, on a logarithmic scale, with whiskers from the least to the most."""
+    """Bars of medians with whiskers from the least to the most, on a logarithmic scale where they are far apart."""
     import matplotlib  # type: ignore[import-not-found]
 
     matplotlib.use("svg")
@@ -89,10 +90,13 @@ def _bars(axes: Any, bars: list[Bar]) -> None:
     colours = [OURS if own else THEIRS for _, _, own in bars]
     axes.barh(places, middles, xerr=[below, above], color=colours, ecolor=GREY, error_kw={"elinewidth": 0.8})
     axes.set_yticks(places, [label for label, _, _ in bars])
-    axes.set_xscale("log")
-    axes.set_xlim(right=max(max(values) for _, values, _ in bars) * 3)
+    wide = max(middles) > FAR_APART * min(middles)
+    most = max(max(values) for _, values, _ in bars)
+    axes.set_xscale("log" if wide else "linear")
+    axes.set_xlim(right=most * (3 if wide else 1.12))
     for place, (found, up) in enumerate(zip(middles, above, strict=True)):
-        axes.text((found + up) * 1.12, place, number(found), va="center", color=GREY)
+        at = (found + up) * 1.12 if wide else found + up + most * 0.012
+        axes.text(at, place, number(found), va="center", color=GREY)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
