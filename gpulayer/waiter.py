@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from gpulayer.session import Session
 from gpulayer_broker import functions
@@ -164,8 +164,8 @@ class Waiter:
         def wake(_: Slot) -> None:
             ended.set()
 
-        self.listen(slot, wake)
         try:
+            self.listen(slot, wake)
             ended.wait(timeout_s)
         finally:
             self.ignore(slot, wake)
@@ -183,7 +183,7 @@ class Waiter:
             self._wake.notify_all()
         if link is not None:
             link.close()
-        if thread is not None and thread is not threading.current_thread():
+        if _began(thread) and thread is not threading.current_thread():
             thread.join(self._silence_s)
         self._give_up(QueueUnreachable("this client was closed while it waited"))
 
@@ -193,7 +193,7 @@ class Waiter:
         with self._lock:
             if self._closed:
                 raise QueueUnreachable("this client is closed")
-            if self._thread is None and self._wanted:
+            if not _began(self._thread) and self._wanted:
                 if time.monotonic() - self._read_at > DOUBT_S:
                     self._doubtful, self._last = True, None
                 self._thread = threading.Thread(target=self._run, name="gpulayer-waiter", daemon=True)
@@ -201,6 +201,9 @@ class Waiter:
             self._wake.notify_all()
 
     def _run(self) -> None:
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return
         try:
             while self._has_work():
                 try:
@@ -381,6 +384,11 @@ class Waiter:
         for slot, callbacks in pending:
             for callback in callbacks:
                 callback(slot)
+
+
+def _began(thread: threading.Thread | None) -> TypeGuard[threading.Thread]:
+    """Whether it runs: Ctrl-C in the middle of its start may leave one that never does."""
+    return thread is not None and thread.ident is not None
 
 
 def _readers(slot: Slot) -> list[Reader]:

@@ -51,6 +51,28 @@ def test_many_threads_wait_for_one_job(client: Client, bench: Bench) -> None:
     assert results == [5] * 8
 
 
+def test_ctrl_c_in_the_middle_of_the_waiter_s_start_spoils_no_later_wait_and_no_close(
+    client: Client, address: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    def wait_with_ctrl_c(job: gl.Job[int]) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                job.wait(PATIENCE_S)
+
+    with Client(redis=address) as other:
+        job = other.submit(work)
+        wait_with_ctrl_c(job)
+        assert not job._slot.callbacks
+        bench.give(job.id, 7)
+        assert job.result(PATIENCE_S) == 7
+    with Client(redis=address) as last:
+        wait_with_ctrl_c(last.submit(work))
+
+
 def test_another_process_s_job_is_waited_for(client: Client, address: str, bench: Bench) -> None:
     job = client.submit(work)
     with Client(redis=address) as other:
