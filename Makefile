@@ -18,7 +18,7 @@ test: ## all tests; what needs a tool or a right that is missing skips, naming i
 test-deps: ## installs the tools that some tests need (root, Debian)
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-	  lua-check redis-server pypy3 procps >/dev/null
+	  gcc libc6-dev lua-check redis-server pypy3 procps >/dev/null
 
 lint: ## ruff, the floors between components, luacheck
 	@$(ENV) dev,examples

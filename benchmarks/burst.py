@@ -9,12 +9,11 @@ given as many jobs as take about a second, for what does not depend on the numbe
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common import median, save
-from benchmarks.peers.contest import SYSTEMS, System, named, on_stage, rotated
+from benchmarks.peers.contest import System, contest_arguments, named, on_stage, rotated
 from gpulayer_broker.queue import Queue
 
 WAITING = 1000
@@ -81,15 +80,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--only", default=",".join(system.name for system in SYSTEMS), metavar="NAMES")
-    parser.add_argument("--save", metavar="FOLDER", help="keep the raw figures below benchmarks/results/")
-    args = parser.parse_args()
+    args = contest_arguments(__doc__)
     found = measure(named(args.only), args.repeats, args.processes, args.scale)
     show(found)
     save("burst", found, args.save)

@@ -8,7 +8,6 @@ Peers beside GPUlayer for submit → result, by their plain roads. Of GPUlayer a
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,16 @@ import psutil
 
 import gpulayer as gl
 from benchmarks.common import median, save
-from benchmarks.peers.contest import OURS, SYSTEMS, Stage, System, named, on_stage, rotated
+from benchmarks.peers.contest import (
+    OURS,
+    Stage,
+    System,
+    await_workers,
+    contest_arguments,
+    named,
+    on_stage,
+    rotated,
+)
 
 OUTPUTS = 12
 STAYS_S = 0.15
@@ -91,8 +99,7 @@ def idle_worker(stage: Stage) -> psutil.Process:
     stage.launch()
     assert stage.worker is not None
     with gl.Client(redis=f"unix://{stage.socket}") as client:
-        while not any(worker.state == "online" for worker in client.workers()):
-            time.sleep(0.05)
+        await_workers(client, 1)
     time.sleep(SETTLES_S)
     return psutil.Process(stage.worker.pid)
 
@@ -159,15 +166,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--only", default=",".join(system.name for system in SYSTEMS), metavar="NAMES")
-    parser.add_argument("--save", metavar="FOLDER", help="keep the raw figures below benchmarks/results/")
-    args = parser.parse_args()
+    args = contest_arguments(__doc__)
     found = measure(named(args.only), args.repeats, args.processes, args.scale)
     show(found)
     save("latency", found, args.save)

@@ -21,7 +21,7 @@ from typing import Any
 
 import gpulayer as gl
 from benchmarks.common import own_queue, save
-from benchmarks.peers.contest import environment_of, running
+from benchmarks.peers.contest import await_workers, environment_of, running
 
 STEPS = 400
 POINTS = 200
@@ -79,8 +79,7 @@ def measure(workers: int, runs: int) -> dict[str, Any]:
             command = [sys.executable, "-m", "gpulayer_worker", "--redis", endpoint.url, "--slots", "1"]
             stack.enter_context(running([*command, "--gpus", "none", "--name", name, "--node", name], told))
         client = stack.enter_context(gl.Client(redis=endpoint.url))
-        while sum(worker.state == "online" for worker in client.workers()) < workers:
-            time.sleep(0.1)
+        await_workers(client, workers)
         started_s = time.perf_counter() - start
         # Each worker has started its fork server: a machine that does nothing else would have it already.
         [job.result(PATIENCE_S) for job in [client.submit(train, args=(0.1,)) for _ in range(4 * workers)]]

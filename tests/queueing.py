@@ -6,11 +6,14 @@ A `Hand` is one connection that speaks for clients and workers alike, so that a 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gpulayer_broker import functions as fn
 from gpulayer_broker import library
+from gpulayer_broker.attempts import Attempt, Attempts
+from gpulayer_broker.claims import Claims
 from gpulayer_broker.connection import Link
 from gpulayer_broker.functions import (
     Call,
@@ -24,10 +27,25 @@ from gpulayer_broker.functions import (
     Submission,
 )
 from gpulayer_broker.job import new_job_id
+from gpulayer_broker.queue import Queue
 
 T = TypeVar("T")
 LEASE_MS, GRACE_MS, HEARTBEAT_MS = 60_000, 10_000, 10_000
 NO_RETENTION = 30 * 86_400_000
+
+
+def claims_of(queue: Queue, attempts: Attempts, deliver: Callable[[Attempt], None]) -> Claims:
+    """The claims of worker w1 in its first life, which is registered by hand."""
+    return Claims(
+        queue,
+        attempts,
+        worker="w1",
+        incarnation="i1",
+        lease_s=60,
+        deliver=deliver,
+        register=lambda: None,
+        on_superseded=lambda: None,
+    )
 
 
 def signature(

@@ -6,6 +6,7 @@ gone when its `with` block ends.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import select
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,11 +22,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import gpulayer as gl
 from benchmarks.common import own_queue
 from benchmarks.peers.environments import ROOT, environment, version_of
 from gpulayer_broker.queue import Queue
 
 ENDING_S = 20.0
+WORKERS_COME_S = 120.0
 ANSWER_S = 180.0
 TAIL_BYTES = 4000
 
@@ -87,6 +91,26 @@ PEERS = (
     System("ray", "Ray", {"remote": 2000, "pool": 20_000}, {"remote": 200}, None),
 )
 SYSTEMS = (OURS, *PEERS)
+
+
+def contest_arguments(about: str | None) -> argparse.Namespace:
+    """The options of a benchmark that repeats every system."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--only", default=",".join(system.name for system in SYSTEMS), metavar="NAMES")
+    parser.add_argument("--save", metavar="FOLDER", help="keep the raw figures below benchmarks/results/")
+    return parser.parse_args()
+
+
+def await_workers(client: gl.Client, count: int) -> None:
+    """Returns when so many workers are online; TimeoutError where they never come."""
+    end = time.monotonic() + WORKERS_COME_S
+    while sum(worker.state == "online" for worker in client.workers()) < count:
+        if time.monotonic() > end:
+            raise TimeoutError(f"not all of {count} workers are online after {WORKERS_COME_S} s")
+        time.sleep(0.05)
 
 
 def named(names: str) -> list[System]:

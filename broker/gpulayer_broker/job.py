@@ -24,7 +24,6 @@ STATES = ACTIVE + FINAL
 # The kind of a job that is a message of a Dramatiq app: what it is to do is for that app alone to read.
 MESSAGE = "message"
 
-PHASES = ("ready", "delayed", "blocked", "limited", "retrying")
 
 # Why a job ended: a lost machine must never look like a user's failure.
 END_REASONS = {

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpulayer_broker.attempts import Attempt, Attempts
-from gpulayer_broker.claims import Claims
 from gpulayer_broker.connection import Endpoint, Link
 from gpulayer_broker.functions import Ending
 from gpulayer_broker.queue import Queue
-from tests.queueing import Hand, signature
+from tests.queueing import Hand, claims_of, signature
 
 CPU = signature()
 
@@ -29,16 +28,7 @@ class Worker:
     def __post_init__(self) -> None:
         self.hand.introduce(CPU, {})
         self.hand.machine("w1", {CPU: ()}, slots=1)
-        self.claims = Claims(
-            self.queue,
-            self.attempts,
-            worker="w1",
-            incarnation="i1",
-            lease_s=60,
-            deliver=self.delivered.append,
-            register=lambda: None,
-            on_superseded=lambda: None,
-        )
+        self.claims = claims_of(self.queue, self.attempts, self.delivered.append)
         self.claims.open(1)
 
     def loses_its_job(self) -> Attempt:

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpulayer_broker.attempts import Attempt, Attempts
-from gpulayer_broker.claims import Claims
 from gpulayer_broker.connection import Link, NoAnswer
 from gpulayer_broker.functions import Ending, Registration, Submission
 from gpulayer_broker.job import new_job_id
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import build_requirements
 from tests import checker
-from tests.queueing import signature
+from tests.queueing import claims_of, signature
 from tests.reliability.proxy import REPLY, REQUEST, Proxy
 from tests.servers import QueueServer
 from tests.snapshot import read
@@ -36,16 +35,7 @@ class Scene:
     delivered: list[Attempt] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.claims = Claims(
-            self.queue,
-            self.attempts,
-            worker="w1",
-            incarnation="i1",
-            lease_s=60,
-            deliver=self.delivered.append,
-            register=lambda: None,
-            on_superseded=lambda: None,
-        )
+        self.claims = claims_of(self.queue, self.attempts, self.delivered.append)
         self.direct.load()
         hand_in = Registration("w1", "w1", "i1", "k1", 64, 64, 64_000, 10_000, 10_000, b"{}", b"{}")
         self.direct.register(hand_in)

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpulayer_broker.attempts import Attempt, Attempts
-from gpulayer_broker.claims import Claims
 from gpulayer_broker.connection import Link
 from gpulayer_broker.heartbeat import Heartbeat
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.settings import Settings
-from tests.queueing import Hand, signature
+from tests.queueing import Hand, claims_of, signature
 from tests.reliability.proxy import Proxy
 from tests.servers import QueueServer
 from tests.support import PATIENCE_S, wait_until
@@ -37,16 +36,7 @@ class Worker:
         self.hand.introduce(CPU, {})
         self.hand.machine("w1", {CPU: ()})
         self.hand.link.call("HSET", self.hand.key("worker:w1"), "heartbeat_ms", BEAT_MS)
-        self.claims = Claims(
-            self.straight,
-            self.attempts,
-            worker="w1",
-            incarnation="i1",
-            lease_s=60,
-            deliver=self.delivered.append,
-            register=lambda: None,
-            on_superseded=lambda: None,
-        )
+        self.claims = claims_of(self.straight, self.attempts, self.delivered.append)
         self.heartbeat = Heartbeat(
             self.slow,
             self.attempts,

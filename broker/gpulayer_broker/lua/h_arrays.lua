@@ -1,6 +1,6 @@
 -- Shared: arrays. One record stands for `count` calls of one function; workers take ranges of it, as chunks. A chunk is a
 -- record of its own while it is out, `job:<id>/<n>`, with a token, a lease and holdings like any attempt, so that renewals,
--- cancels and losses treat it as one; it is in no index of states and is goes when it ends.
+-- cancels and losses treat it as one; it is in no index of states and goes when it ends.
 -- array:<id> cursor, done, failed, mean_us, since (items since its last new age); ranges:<id> what came back, `from to losses`;
 -- chunks:<id> the chunks that are out; pages:<id> first item -> outcomes of a range, packed by the worker.
 
