@@ -60,7 +60,7 @@ def each(work: Callable[[str], object], *names: str) -> list[Callable[[], object
 
 
 def together(*works: Callable[[], object]) -> None:
-    """Runs all at once, each in a thread; the first error is raised when all have ended."""
+    """Runs all at once, each in a thread; the first error is raised when all have ended, and one that hangs is one."""
     barrier, errors = threading.Barrier(len(works)), list[BaseException]()
 
     def run(work: Callable[[], object]) -> None:
@@ -77,6 +77,7 @@ def together(*works: Callable[[], object]) -> None:
         thread.join(PATIENCE_S)
     if errors:
         raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), f"not within {PATIENCE_S} s: all have ended"
 
 
 class Process:

@@ -42,6 +42,7 @@ def test_workers_that_race_for_the_same_devices_never_hold_one_twice(devices: Pl
                     with lock:
                         assert not set(grant.lots) & set(books), (grant, books)
                         books.update(dict.fromkeys(grant.lots, grant.id))
+                hand.renew(machine)  # held for the time of a call, in which the others claim
                 for grant in grants:
                     with lock:
                         for lot in grant.lots:

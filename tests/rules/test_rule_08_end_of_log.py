@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 
 import pytest
 
 from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import NoAnswer
 from tests import snapshot
+from tests.queueing import Hand
 from tests.rules.crowd import CPU, FINAL, Place, lose_all, together
 from tests.servers import QueueServer
+from tests.support import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.rule_08
 
 
 def test_a_follower_that_sees_a_final_state_finds_the_end_of_the_log(place: Place) -> None:
-    """Readers poll state and log while worker threads write and end jobs in every way."""
+    """Each reader watches every job until it is final, and reads its log in that moment; jobs end in every way."""
     with place.hand() as hand:
         jobs = [hand.submit(CPU) for _ in range(60)]
-    over = threading.Event()
 
     def work() -> None:
         with place.hand() as hand:
@@ -28,20 +29,25 @@ def test_a_follower_that_sees_a_final_state_finds_the_end_of_the_log(place: Plac
                 (grant,) = hand.claim(machine, 1)
                 hand.run(fn.log(grant.id, grant.token, 0, "out", 0, b"line\n"))
                 hand.commit(machine, grant, ("succeeded", "failed", "timed_out")[n % 3])
-        over.set()
 
     def follow() -> None:
         with place.hand() as hand:
-            while not over.is_set():
-                for job in jobs:
-                    state, log = (
-                        hand.state(job),
-                        hand.link.call("XREVRANGE", hand.key(f"log:{job}:1:0"), "+", "-", "COUNT", 1),
-                    )
-                    assert state not in FINAL or b"end" in log[0][1], (job, state, log)
+            for job in jobs:
+                wait_until(partial(is_final, hand, job), PATIENCE_S, f"{job} is final", every=0)
+                assert last_of_log(hand, job) == [b"end", b"1"], job
 
     together(work, follow, follow)
     place.check()
+
+
+def is_final(hand: Hand, job: str) -> bool:
+    return hand.state(job) in FINAL
+
+
+def last_of_log(hand: Hand, job: str) -> list[bytes]:
+    """The fields of the last entry of its first attempt's log."""
+    (entry,) = hand.link.call("XREVRANGE", hand.key(f"log:{job}:1:0"), "+", "-", "COUNT", 1)
+    return list(entry[1])
 
 
 @pytest.mark.parametrize("how", ["lost", "returned", "retry", "cancel"])
@@ -61,8 +67,7 @@ def test_every_way_out_of_an_attempt_ends_its_log(place: Place, how: str) -> Non
         else:
             hand.run(fn.release(job, grant.token, how))
 
-        last = hand.link.call("XREVRANGE", hand.key(f"log:{job}:1:0"), "+", "-", "COUNT", 1)
-    assert last[0][1] == [b"end", b"1"]
+        assert last_of_log(hand, job) == [b"end", b"1"]
     place.check()
 
 
