@@ -1,8 +1,9 @@
 """No-op messages of a Dramatiq app: CapabilityBroker beside Dramatiq's own Redis broker, same server, same threads.
 
 Both send one by one and read every result, through one worker process that is already up. Repeats are interleaved;
-printed are medians, the spread and the ratio of the medians. `--profile` shows where the worker of ours spends its
-time.
+printed are medians, the spread and the ratio of the medians, and the CPU time that a message takes of each process:
+on a machine that does other things too, that is the steadier figure. `--profile` shows where the worker of ours
+spends its time.
 
     python -m benchmarks.dramatiq_throughput --messages 3000 --threads 8 --repeats 5 [--save FOLDER]
 """
@@ -20,6 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import dramatiq
+import psutil
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
@@ -31,6 +33,13 @@ from gpulayer_broker.connection import Endpoint, plain_client
 from gpulayer_broker.results import QueueResults
 
 KINDS = ("stock", "ours")
+SHOWN = {
+    "per_s": "messages/s",
+    "send_us": "µs a send",
+    "sender_cpu_us": "µs of CPU a message, sender",
+    "worker_cpu_us": "µs of CPU a message, worker",
+    "server_cpu_us": "µs of CPU a message, server",
+}
 
 
 def app(kind: str, endpoint: Endpoint) -> tuple[dramatiq.Broker, dramatiq.Actor[[], int]]:
@@ -89,32 +98,48 @@ def _profile(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def worker_process(kind: str, url: str, threads: int, profiled: bool) -> Iterator[None]:
+def worker_process(kind: str, url: str, threads: int, profiled: bool) -> Iterator[psutil.Process]:
     command = [sys.executable, "-m", "benchmarks.dramatiq_throughput", "--work", kind, url]
     command += ["--threads", str(threads), *(["--profile"] if profiled else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "GPULAYER_PRIVATE": "0"})
     assert process.stdout is not None
     assert process.stdout.readline().strip() == b"up"
     try:
-        yield
+        yield psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait(60)
 
 
 def measure(kind: str, endpoint: Endpoint, threads: int, messages: int, profiled: bool) -> dict[str, float]:
-    """Microseconds of a send, and messages a second from the first send to the last result."""
+    """Microseconds of a send, messages a second from the first send to the last result, and what CPU they took."""
     broker, no_op = app(kind, endpoint)
-    with worker_process(kind, endpoint.url, threads, profiled):
+    with worker_process(kind, endpoint.url, threads, profiled) as worker:
+        processes = {"sender": psutil.Process(), "worker": worker, "server": _server(endpoint)}
         no_op.send().get_result(block=True, timeout=30_000)
+        used_s = {name: _cpu_s(process) for name, process in processes.items()}
         start = time.perf_counter()
         sent = [no_op.send() for _ in range(messages)]
         sending_s = time.perf_counter() - start
         for message in sent:
             message.get_result(block=True, timeout=120_000)
         whole_s = time.perf_counter() - start
+        cpu = {
+            f"{name}_cpu_us": (_cpu_s(process) - used_s[name]) / messages * 1e6
+            for name, process in processes.items()
+        }
     broker.close()
-    return {"send_us": sending_s / messages * 1e6, "per_s": messages / whole_s}
+    return {"send_us": sending_s / messages * 1e6, "per_s": messages / whole_s, **cpu}
+
+
+def _server(endpoint: Endpoint) -> psutil.Process:
+    info = plain_client(endpoint).info("server")
+    return psutil.Process(info["process_id"])
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
@@ -130,7 +155,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 def show(found: dict[str, Any]) -> None:
     runs = found["runs"]
     for kind in KINDS:
-        for name, unit in (("per_s", "messages/s"), ("send_us", "µs a send")):
+        for name, unit in SHOWN.items():
             values = [run[name] for run in runs[kind]]
             print(f"{kind:6} {median(values):9.0f} {unit}  ({min(values):.0f} to {max(values):.0f})")
     ours, stock = (median([run["per_s"] for run in runs[kind]]) for kind in ("ours", "stock"))
