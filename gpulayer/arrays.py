@@ -20,7 +20,7 @@ from gpulayer_broker.job import FAILED, SUCCEEDED
 
 if TYPE_CHECKING:
     from gpulayer.client import Client
-    from gpulayer.waiter import Slot
+    from gpulayer.slots import Slot
 
 R = TypeVar("R", covariant=True)
 

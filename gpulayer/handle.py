@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, cast
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from gpulayer.client import Client
     from gpulayer.explaining import Explanation
     from gpulayer.remote_function import RemoteFunction
-    from gpulayer.waiter import Notice, Slot
+    from gpulayer.slots import Notice, Slot
     from gpulayer_broker.job import JobRecord
 
 P = ParamSpec("P")
@@ -140,20 +141,27 @@ class Job(Generic[R]):
             return
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
+        waiter, slot = self._client._waiter, self._slot
 
         def finish() -> None:
             if not ended.done():
                 ended.set_result(None)
 
         def told(_: Slot) -> None:
-            loop.call_soon_threadsafe(finish)
+            with suppress(RuntimeError):  # the loop is closed: nobody awaits any more
+                loop.call_soon_threadsafe(finish)
 
-        waiter = self._client._waiter
-        await to_thread(waiter.listen, self._slot, told)
+        def listen() -> None:
+            waiter.listen(slot, told)
+            if ended.done():  # cancelled meanwhile, when there was nothing yet to be taken back
+                waiter.ignore(slot, told)
+
         try:
+            await to_thread(listen)
             await ended
         finally:
-            waiter.ignore(self._slot, told)
+            ended.cancel()
+            waiter.ignore(slot, told)
 
     def logs(self, follow: bool = False, rank: int = 0) -> Iterator[str]:
         """The lines of its output, stdout and stderr in the order they were written; `follow` until it ends."""

@@ -21,7 +21,7 @@ from gpulayer_broker.errors import BadRequirement
 if TYPE_CHECKING:
     from gpulayer.client import Client
     from gpulayer.remote_function import RemoteFunction
-    from gpulayer.waiter import Slot
+    from gpulayer.slots import Slot
 
 P = ParamSpec("P")
 S = TypeVar("S")

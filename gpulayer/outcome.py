@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import orjson
 
 from gpulayer.session import Session
-from gpulayer.waiter import MISSING, Notice
+from gpulayer.slots import MISSING, Notice
 from gpulayer_broker.errors import (
     BlobMissing,
     GpulayerError,

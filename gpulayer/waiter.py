@@ -19,11 +19,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 from gpulayer.session import Session
+from gpulayer.slots import MISSING, Notice, Reader, Slot, call_back
 from gpulayer_broker import functions
 from gpulayer_broker.connection import Link
 from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable
@@ -38,41 +38,7 @@ DOUBT_S = 60.0
 OUTAGE_S = 600.0
 OUTAGE_PAUSE_S = 0.2
 BATCH = 1000
-MISSING = "missing"
 ITEMS = b"items"
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """A job's end: its state, and the result where it is small; kind 'fetch' means that it must be read."""
-
-    state: str
-    kind: str = "fetch"
-    result: bytes = b""
-
-
-class Reader(Protocol):
-    """Who follows an array. Both are called by the waiter's thread, and may not wait for anything."""
-
-    def page(self, start: int, data: bytes) -> None:
-        """The outcomes of a range whose first item is `start`; empty where they are too many to be told."""
-
-    def missed(self) -> None:
-        """Pages may have been told to nobody: they must be read from the queue."""
-
-
-class Slot:
-    """What is known of one job's end, shared by its handles. `error` is why waiting for it was given up."""
-
-    __slots__ = ("__weakref__", "callbacks", "error", "job_id", "notice", "readers", "watched")
-
-    def __init__(self, job_id: str, watched: bool) -> None:
-        self.job_id = job_id
-        self.watched = watched
-        self.notice: Notice | None = None
-        self.error: GpulayerError | None = None
-        self.callbacks: list[Callable[[Slot], None]] = []
-        self.readers: tuple[weakref.ref[Reader], ...] = ()
 
 
 class Waiter:
@@ -106,7 +72,7 @@ class Waiter:
         for slot in list(self._slots.values()):
             slot.callbacks.clear()
             slot.watched = False
-            _tell_missed(slot)
+            slot.tell_missed()
 
     @property
     def client(self) -> str:
@@ -126,26 +92,35 @@ class Waiter:
             return slot
 
     def listen(self, slot: Slot, callback: Callable[[Slot], None]) -> None:
-        """Calls back once when the job's end is known, or waiting is given up; at once if it is known already."""
+        """Calls back once when the job's end is known, or waiting is given up; at once if it is known already.
+
+        Whatever it raises, nothing is left behind: the callback is not kept, and the job is watched when it is next
+        waited for.
+        """
         client = self.client
-        with self._lock:
-            known = slot.notice is not None
-            watched, slot.watched = slot.watched, True
-            if not known:
-                slot.error = None
-                slot.callbacks.append(callback)
-                self._wanted[slot.job_id] = slot
-        if known:
-            callback(slot)
-            return
-        if not watched:
-            self._session.attempt(lambda queue: self._watch(queue, client, [slot.job_id]))
-        self._ensure_thread()
+        try:
+            with self._lock:
+                known = slot.notice is not None
+                if not known:
+                    slot.error = None
+                    slot.callbacks.append(callback)
+                    self._wanted[slot.job_id] = slot
+            if known:
+                callback(slot)
+                return
+            if not slot.watched:
+                # A job that two begin to wait for at once is watched twice, which is the same.
+                self._session.attempt(lambda queue: self._watch(queue, client, [slot.job_id]))
+                slot.watched = True
+            self._ensure_thread()
+        except BaseException:
+            self.ignore(slot, callback)
+            raise
 
     def follow(self, slot: Slot, reader: Reader) -> None:
         """Gives the reader the array's pages while anything is waited for; it is held weakly."""
         with self._lock:
-            slot.readers = (*(each for each in slot.readers if each() is not None), weakref.ref(reader))
+            slot.follow(reader)
 
     def ignore(self, slot: Slot, callback: Callable[[Slot], None]) -> None:
         """Takes a callback back."""
@@ -293,8 +268,8 @@ class Waiter:
 
     def _page(self, job_id: str, start: int, data: bytes) -> None:
         slot = self._slots.get(job_id)
-        for reader in _readers(slot) if slot is not None else ():
-            reader.page(start, data)
+        if slot is not None:
+            slot.tell_page(start, data)
 
     def _end(self, job_id: str, notice: Notice) -> None:
         with self._lock:
@@ -304,8 +279,7 @@ class Waiter:
                 return
             slot.notice = notice
             callbacks, slot.callbacks = slot.callbacks, []
-        for callback in callbacks:
-            callback(slot)
+        call_back(slot, callbacks)
 
     def _tick(self, queue: Queue) -> None:
         if self._session.target.store is not None:
@@ -343,7 +317,7 @@ class Waiter:
         self._watch(queue, self._client, wanted)
         self._doubtful = False
         for slot in list(self._slots.values()):
-            _tell_missed(slot)
+            slot.tell_missed()
 
     def _watch(self, queue: Queue, client: str, job_ids: Iterable[str]) -> None:
         ids = iter(job_ids)
@@ -382,19 +356,9 @@ class Waiter:
             for slot in slots:
                 slot.error, slot.callbacks, slot.watched = error, [], False
         for slot, callbacks in pending:
-            for callback in callbacks:
-                callback(slot)
+            call_back(slot, callbacks)
 
 
 def _began(thread: threading.Thread | None) -> TypeGuard[threading.Thread]:
     """Whether it runs: Ctrl-C in the middle of its start may leave one that never does."""
     return thread is not None and thread.ident is not None
-
-
-def _readers(slot: Slot) -> list[Reader]:
-    return [reader for each in slot.readers if (reader := each()) is not None]
-
-
-def _tell_missed(slot: Slot) -> None:
-    for reader in _readers(slot):
-        reader.missed()

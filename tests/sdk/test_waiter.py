@@ -13,8 +13,9 @@ import pytest
 import gpulayer as gl
 from gpulayer.client import Client
 from gpulayer.session import Session
+from gpulayer.slots import Slot
 from gpulayer.targets import resolve_target
-from gpulayer.waiter import Slot, Waiter
+from gpulayer.waiter import Waiter
 from gpulayer_broker import functions
 from gpulayer_broker.connection import Link
 from gpulayer_broker.keys import root_of
@@ -256,6 +257,47 @@ def test_a_handle_that_nobody_holds_costs_nothing(client: Client) -> None:
     client.submit(work)
 
     assert len(client._waiter._slots) == 0
+
+
+def test_a_callback_that_fails_ends_no_other_wait(
+    client: Client, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_: Slot) -> None:
+        raise RuntimeError("its loop is closed")
+
+    first, second = client.submit(work), client.submit(work)
+    ended = threading.Event()
+    client._waiter.listen(first._slot, fails)
+    client._waiter.listen(first._slot, lambda _: ended.set())
+    with in_background(lambda: second.wait(PATIENCE_S)):
+        wait_until(lambda: second._slot.callbacks, PATIENCE_S, "the second is waited for")
+        bench.give(first.id, 1)
+        assert ended.wait(PATIENCE_S)
+        bench.give(second.id, 2)
+
+    assert second.result(PATIENCE_S) == 2
+    assert f"a callback of job {first.id} failed" in caplog.text
+
+
+def test_waiting_that_cannot_begin_leaves_nothing_behind(
+    client: Client, address: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise gl.QueueUnreachable("nobody answers")
+
+    job = client.submit(work)
+    with Client(redis=address) as other:
+        handle = other.get(job.id)
+        with monkeypatch.context() as patched:
+            patched.setattr(other._waiter, "_watch", away)
+            patched.setattr("gpulayer.session.PATIENCE_S", 0)
+            with pytest.raises(gl.QueueUnreachable, match="nobody answers"):
+                other._waiter.listen(handle._slot, lambda _: None)
+        assert not handle._slot.callbacks
+        assert not handle._slot.watched
+        monkeypatch.setattr(other._waiter, "_silence_s", 10 * PATIENCE_S)
+        with in_background(lambda: bench.give(job.id, 9)):
+            assert handle.result(PATIENCE_S) == 9
 
 
 def test_a_repeated_callback_is_not_made(client: Client, bench: Bench) -> None:
