@@ -82,7 +82,7 @@ class Session:
 
     def attempt(self, action: Callable[[Queue], T]) -> T:
         """The action's result; it is repeated while the queue is away, for `PATIENCE_S` at most."""
-        queue = self.queue
+        queue, loaded = self.queue, False
         end, pause_s = time.monotonic() + PATIENCE_S, PAUSE_FIRST_S
         while True:
             try:
@@ -90,10 +90,12 @@ class Session:
             except QueueUnreachable:
                 if self._closed or time.monotonic() > end:
                     raise
+                loaded = False
             except ReplyError as error:
-                if not _lost_library(error):
+                if loaded:
                     raise
-                queue.load()
+                queue.load_again(error)
+                loaded = True
                 continue
             time.sleep(pause_s)
             pause_s = min(PAUSE_MOST_S, pause_s * 2)
@@ -154,10 +156,6 @@ class Session:
             queue.link.close()
         if plain is not None:
             plain.close()
-
-
-def _lost_library(error: ReplyError) -> bool:
-    return "function not found" in str(error).lower()
 
 
 def _strangeness() -> list[str]:

@@ -43,7 +43,7 @@ from gpulayer_broker.joining import Joiner
 from gpulayer_broker.local_facts import own_capabilities
 from gpulayer_broker.member import Callbacks, Identity, Member
 from gpulayer_broker.outbox import Entry, Outbox, band_of
-from gpulayer_broker.queue import Queue
+from gpulayer_broker.queue import Queue, granted
 from gpulayer_broker.requirements import Requirements, build_requirements
 from gpulayer_broker.settings import Settings
 
@@ -330,7 +330,7 @@ class CapabilityBroker(Broker):
         """Drops everything of the queue that waits, delayed messages too; what runs goes on."""
         with as_dramatiq():
             for ids in self.queue.waiting(queue_name):
-                self.queue.run_many([functions.cancel(job_id) for job_id in ids])
+                granted(self.queue.run_many([functions.cancel(job_id) for job_id in ids]))
 
     def flush_all(self) -> None:
         for queue_name in self.queues:

@@ -1,19 +1,26 @@
-"""The Lua library: put together from `lua/*.lua` and loaded into the server where it is missing.
+"""The Lua library: put together from `lua/*.lua`, loaded into the server where it is missing or older.
 
-Its name and every function's carry the protocol's version, so that two releases can share one server. Loading
-never replaces a library that is there; only who has a server to himself may `renew` it, so that the functions of
-an older release, which the server's data keep, do not outlive an update.
+Its name and every function's carry the protocol's version, so that two protocols can share one server. Within one
+protocol the newest release's functions serve all: each function is described by its release, whoever opens a queue
+replaces those of an older one and leaves those of a newer. A login that may not load uses what is there, and is told
+in one line when that lacks a function. Only who has a server to himself may `renew` the library, so that the functions
+which the server's data keep are exactly those of the release that is started.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from gpulayer_broker.connection import Link
+from gpulayer_broker.errors import ConfigError, GpulayerError, NotAllowed
+from gpulayer_broker.replies import ReplyError
 
 PROTOCOL = 1
 NAME = f"gpulayer{PROTOCOL}"
+RELEASE = "0.4.0.dev0"
 
 _PROLOGUE = """#!lua name={name}
 local H = {{}}
@@ -22,7 +29,9 @@ local function register(name, flags, operation)
     H.depth = 0
     return operation(keys, arguments)
   end
-  redis.register_function{{function_name = '{name}_' .. name, callback = callback, flags = flags}}
+  redis.register_function{{
+    function_name = '{name}_' .. name, callback = callback, flags = flags, description = '{release}',
+  }}
 end
 """
 
@@ -35,10 +44,10 @@ def sources() -> dict[str, str]:
     return {name: (folder / name).read_text() for name in names}
 
 
-def assemble(parts: dict[str, str], name: str = NAME) -> str:
+def assemble(parts: dict[str, str], name: str = NAME, release: str = RELEASE) -> str:
     """One library; each file is a block of its own, so that its locals stay its own."""
     blocks = [f"do -- {file}\n{text}end\n" for file, text in parts.items()]
-    return _PROLOGUE.format(name=name) + "".join(blocks)
+    return _PROLOGUE.format(name=name, release=release) + "".join(blocks)
 
 
 @cache
@@ -51,19 +60,41 @@ def function(name: str) -> bytes:
     return f"{NAME}_{name}".encode()
 
 
-def is_loaded(link: Link) -> bool:
-    return bool(link.call("FUNCTION", "LIST", "LIBRARYNAME", NAME))
+def is_missing(error: object) -> bool:
+    """Whether a call was refused because the server does not have its function; nothing of it was run."""
+    return isinstance(error, ReplyError) and "function not found" in str(error).lower()
 
 
 def load(link: Link) -> None:
-    """Loads the library where it is missing; another loader who was first is as good."""
-    if is_loaded(link):
-        return
+    """This release's functions are there, or a newer one's.
+
+    A login that may not even ask what is there is believed to find what it needs: `reload` says so where it does not.
+    """
     try:
-        link.call("FUNCTION", "LOAD", code())
-    except Exception as error:
-        if "already exists" not in str(error):
-            raise
+        there = _loaded_release(link)
+        if there is None:
+            _load_new(link)
+        elif _is_older(there):
+            link.call("FUNCTION", "LOAD", "REPLACE", code())
+    except NotAllowed:
+        return
+
+
+def reload(link: Link) -> None:
+    """For a function that was missing. NotAllowed or ConfigError, in one line, where loading does not bring it."""
+    try:
+        there = _loaded_release(link)
+        if there is not None and _is_newer(there):
+            raise ConfigError(
+                f"the queue at {link.endpoint} has the functions of GPUlayer {there}, which lack one that "
+                f"GPUlayer {RELEASE} needs: update GPUlayer here"
+            )
+        link.call("FUNCTION", "LOAD", "REPLACE", code())
+    except NotAllowed:
+        raise NotAllowed(
+            f"the queue at {link.endpoint} lacks functions of GPUlayer {RELEASE}, and this login may not load them: "
+            f"use GPUlayer {RELEASE} once with one that may (FUNCTION LOAD), such as gpulayer workers --redis URL"
+        ) from None
 
 
 def renew(link: Link) -> None:
@@ -72,8 +103,44 @@ def renew(link: Link) -> None:
         link.call("FUNCTION", "LOAD", "REPLACE", code())
 
 
+def _load_new(link: Link) -> None:
+    """Another loader who was first is as good."""
+    try:
+        link.call("FUNCTION", "LOAD", code())
+    except GpulayerError as error:
+        if "already exists" not in str(error):
+            raise
+
+
+def _loaded_release(link: Link) -> str | None:
+    """The release whose functions are there, "" where they do not tell; None where there are none."""
+    for library in link.call("FUNCTION", "LIST", "LIBRARYNAME", NAME):
+        listed = _fields(library)[b"functions"]
+        return bytes(_fields(listed[0])[b"description"] or b"").decode(errors="replace") if listed else ""
+    return None
+
+
 def _loaded_code(link: Link) -> bytes:
     for library in link.call("FUNCTION", "LIST", "LIBRARYNAME", NAME, "WITHCODE"):
-        facts = dict(zip(library[::2], library[1::2], strict=True))
-        return bytes(facts[b"library_code"])
+        return bytes(_fields(library)[b"library_code"])
     return b""
+
+
+def _fields(flat: Sequence[Any]) -> dict[bytes, Any]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _is_older(release: str) -> bool:
+    return release != RELEASE and not _is_newer(release)
+
+
+def _is_newer(release: str) -> bool:
+    """Whether a release came after this one; one that cannot be read is not."""
+    if release == RELEASE:
+        return False
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(release) > Version(RELEASE)
+    except InvalidVersion:
+        return False

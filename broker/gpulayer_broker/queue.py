@@ -8,7 +8,7 @@ labels cannot be judged in Lua.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from gpulayer_broker import capabilities, functions, library, requirements
 from gpulayer_broker.connection import Link, ReplyError
@@ -54,7 +54,7 @@ class Queue:
         self.deadline_s = deadline_s
 
     def load(self) -> None:
-        """Loads the Lua library where it is missing."""
+        """Loads the Lua library where it is missing or older."""
         library.load(self.link)
 
     def configure(self, settings: Settings, *, changed_only: bool = False) -> None:
@@ -78,7 +78,7 @@ class Queue:
         try:
             reply = self.link.call_idempotent(*command, deadline_s=self.deadline_s)
         except ReplyError as error:
-            self._load_again(error)
+            self.load_again(error)
             reply = self.link.call_idempotent(*command, deadline_s=self.deadline_s)
         return call.parse(reply)
 
@@ -88,14 +88,14 @@ class Queue:
         try:
             return call.parse(self.link.call(*command))
         except ReplyError as error:
-            self._load_again(error)
+            self.load_again(error)
             return call.parse(self.link.call(*command))
 
-    def _load_again(self, error: ReplyError) -> None:
-        """A server that came back without its data has lost the functions too; any other error is raised."""
-        if "Function not found" not in str(error):
+    def load_again(self, error: ReplyError) -> None:
+        """For a server that lost its functions with its data, or has an older release's; any other error is raised."""
+        if not library.is_missing(error):
             raise error
-        self.load()
+        library.reload(self.link)
 
     def run_many(self, calls: Sequence[Call[T]]) -> list[T | GpulayerError]:
         """Many calls in one send, in order; a refused one stands in the list as its error."""
@@ -121,11 +121,9 @@ class Queue:
         ids: dict[str, str] = {}
         pending = list(jobs)
         for _ in range(_ROUNDS):
-            answers = self.run_many([functions.submit(job) for job in pending])
+            answers = granted(self.run_many([functions.submit(job) for job in pending]))
             again: list[Submission] = []
             for job, answer in zip(pending, answers, strict=True):
-                if isinstance(answer, GpulayerError):
-                    raise answer
                 if answer.outcome == "introduce":
                     again.append(job)
                 else:
@@ -217,9 +215,7 @@ class Queue:
         """The records in the order of the ids, None for a job that does not exist."""
         commands = [("HMGET", self.keys.job(job_id), *RECORD_FIELDS) for job_id in job_ids]
         out: list[JobRecord | None] = []
-        for job_id, values in zip(job_ids, self.link.pipeline(commands), strict=True):
-            if isinstance(values, GpulayerError):
-                raise values
+        for job_id, values in zip(job_ids, granted(self.link.pipeline(commands)), strict=True):
             out.append(decode_record(job_id, dict(zip(RECORD_FIELDS, values, strict=True))))
         return out
 
@@ -241,7 +237,7 @@ class Queue:
             "ZRANGEBYSCORE", key, after, "+inf", "WITHSCORES", "LIMIT", 0, _PAGE_OF_IDS
         ):
             ids = [raw.decode() for raw in page[::2]]
-            queues = self.link.pipeline([("HGET", self.keys.job(job_id), "queue") for job_id in ids])
+            queues = granted(self.link.pipeline([("HGET", self.keys.job(job_id), "queue") for job_id in ids]))
             yield [id_ for id_, queue in zip(ids, queues, strict=True) if queue == logical_queue.encode()]
             after = f"({page[-1].decode()}"
 
@@ -273,6 +269,14 @@ class Queue:
     def open_jobs(self, logical_queue: str) -> int:
         """Jobs of a logical queue that are not final: waiting, delayed and in flight."""
         return whole(self.link.call("HGET", self.keys.named("open"), logical_queue)) or 0
+
+
+def granted(answers: list[T | GpulayerError]) -> list[T]:
+    """The answers of many calls; the first refusal among them is raised."""
+    for answer in answers:
+        if isinstance(answer, GpulayerError):
+            raise answer
+    return cast(list[T], answers)
 
 
 def accepted(answer: functions.Submitted, job: Submission) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import dramatiq
 import pytest
@@ -10,7 +11,10 @@ from dramatiq.errors import QueueJoinTimeout, QueueNotFound
 
 from gpulayer_broker import queue as queue_module
 from gpulayer_broker.broker import CapabilityBroker
+from gpulayer_broker.connection import Link
+from gpulayer_broker.errors import NotAllowed
 from tests.dramatiq.conftest import Start
+from tests.servers import QueueServer
 from tests.support import PATIENCE_MS
 
 
@@ -122,6 +126,26 @@ def test_flush_reads_the_queue_a_page_at_a_time(
     assert max(map(len, pages)) <= 3
     assert sum(map(len, pages)) == 5
     assert (broker.queue.open_jobs("default"), broker.queue.open_jobs("other")) == (0, 5)
+
+
+@pytest.mark.parametrize("forbidden", ["-hget", "-fcall"])
+def test_a_flush_that_is_refused_says_so(queue_server: Callable[..., QueueServer], forbidden: str) -> None:
+    """A queue that kept its messages must not look empty: no refused read or cancel is passed over."""
+    server = queue_server()
+    with Link(server.endpoint) as link:
+        allowed = ("ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all")
+        link.call(*allowed)
+        broker = CapabilityBroker(f"unix://app:secret@{server.endpoint.path}")
+        broker.declare_queue("default")
+        broker.enqueue(dramatiq.Message("default", "job", (), {}, {}))
+        link.call(*allowed, forbidden)
+
+        with pytest.raises(NotAllowed, match="does not allow this"):
+            broker.flush("default")
+
+        link.call(*allowed)
+        assert broker.queue.open_jobs("default") == 1
+        broker.close()
 
 
 def test_a_message_for_a_queue_that_nobody_declared_is_refused(broker: CapabilityBroker) -> None:
