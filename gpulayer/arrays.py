@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,13 +78,23 @@ class Part:
 
     def take(self, client: Client) -> None:
         """Takes in what has arrived, and reads from the queue what did not arrive."""
-        ended, slot = self._ended, self.job._slot
-        if ended and slot.notice is None:
-            assert slot.error is not None, "a slot is told when its end is known or waiting is given up"
-            raise slot.error
-        missing, self._unsure = self._unsure, False
-        while self._arrived:
-            start, data = self._arrived.popleft()
+        slot = self.job._slot
+        with self._news:
+            if self._ended and slot.notice is None:
+                assert slot.error is not None, "a slot is told when its end is known or waiting is given up"
+                raise slot.error
+            ended, missing, self._unsure = self._ended, self._unsure, False
+            arrived, self._arrived = self._arrived, deque()
+        try:
+            self._take_in(client, arrived, ended, missing)
+        except BaseException:
+            self.missed()  # what was taken is read again
+            raise
+
+    def _take_in(
+        self, client: Client, arrived: Iterable[tuple[int, bytes]], ended: bool, missing: bool
+    ) -> None:
+        for start, data in arrived:
             if data:
                 self._keep(start, data)
             else:
@@ -106,8 +116,9 @@ class Part:
             return
         outcomes = self.outcomes
         for number, outcome in read_outcomes(start, page):
-            outcomes[number] = outcome
-            self.order.append(number)
+            if outcomes[number] is None:  # Ctrl-C may have come in the middle of the same page
+                outcomes[number] = outcome
+                self.order.append(number)
         self._starts.add(start)
 
     def _give_up(self) -> None:
@@ -149,7 +160,7 @@ class ArrayResult(MapResult[R]):
         self._news = threading.Condition()
         self._taking = threading.Lock()
         self._parts: deque[Part] = deque()
-        self._total = 0
+        self._total = self._gone = 0
         while sized and self._add():
             pass
 
@@ -182,8 +193,7 @@ class ArrayResult(MapResult[R]):
         return self._total
 
     def _ended(self) -> int:
-        gone = self._parts[0].first if self._parts else self._total
-        return gone + sum(len(part.order) for part in self._parts)
+        return self._gone + sum(len(part.order) for part in list(self._parts))
 
     def _way_back(self) -> str:
         if not self._sized:
@@ -193,7 +203,7 @@ class ArrayResult(MapResult[R]):
     # Reading ----------------------------------------------------------------------------------------------------------
 
     def _in_order(self) -> Iterator[Callable[[], R]]:
-        listening: list[Part] = []
+        listening: set[Part] = set()
         try:
             for part in self._walk(listening):
                 for number in range(part.count):
@@ -204,30 +214,31 @@ class ArrayResult(MapResult[R]):
         finally:
             self._ignore(listening)
 
-    def _walk(self, listening: list[Part]) -> Iterator[Part]:
+    def _walk(self, listening: set[Part]) -> Iterator[Part]:
         """The arrays in order; of a map without a length further ones are submitted, and read ones forgotten."""
         if self._sized:
             self._listen(listening, self._parts)
             yield from self._parts
             return
         while self._fill(listening):
-            yield self._parts[0]
-            self._parts.popleft()
+            part = self._parts[0]
+            yield part
+            self._forget(part, listening)
 
     def _as_ended(self) -> Iterator[Item[R]]:
-        listening: list[Part] = []
+        listening: set[Part] = set()
         given: dict[Part, int] = {}
         try:
             self._listen(listening, self._parts if self._sized else ())
             while self._sized or self._fill(listening):
+                if all(given.get(part) == part.count for part in self._parts):
+                    return
+                self._until(lambda: any(given.get(part, 0) < len(part.order) for part in self._parts))
                 for part in list(self._parts):
                     yield from self._new_items(part, given)
-                if all(part.over and given[part] == part.count for part in self._parts):
-                    if self._sized:
-                        return
-                    self._parts.clear()
-                    continue
-                self._until(lambda: any(given[part] < len(part.order) for part in self._parts))
+                    if not self._sized and given[part] == part.count:
+                        self._forget(part, listening)
+                        del given[part]
         finally:
             self._ignore(listening)
 
@@ -241,7 +252,7 @@ class ArrayResult(MapResult[R]):
             read = partial(part.value, self._client, number)
             yield Item(part.first + number, part.job, part.state(number), read)
 
-    def _fill(self, listening: list[Part]) -> bool:
+    def _fill(self, listening: set[Part]) -> bool:
         """Submits further arrays until as many items are open as may be; whether any array is open."""
         window = self._window
         while sum(part.count - part.read for part in self._parts) + window.step <= window.most:
@@ -249,6 +260,13 @@ class ArrayResult(MapResult[R]):
                 break
         self._listen(listening, [part for part in self._parts if part not in listening])
         return bool(self._parts)
+
+    def _forget(self, part: Part, listening: set[Part]) -> None:
+        """Keeps nothing of an array that was read to its end: a map without a length may have no end."""
+        self._parts.remove(part)
+        self._gone += part.count
+        listening.remove(part)
+        self._ignore([part])
 
     def _until(self, known: Callable[[], object]) -> None:
         """Waits for pages until enough is known."""
@@ -269,9 +287,9 @@ class ArrayResult(MapResult[R]):
             with self._news:
                 self._news.notify_all()
 
-    def _listen(self, listening: list[Part], parts: Sequence[Part] | deque[Part]) -> None:
+    def _listen(self, listening: set[Part], parts: Iterable[Part]) -> None:
         for part in parts:
-            listening.append(part)
+            listening.add(part)
             if part.over:
                 continue
             part.expect()
@@ -279,6 +297,6 @@ class ArrayResult(MapResult[R]):
                 part.missed()
             self._client._waiter.listen(part.job._slot, part.told)
 
-    def _ignore(self, listening: list[Part]) -> None:
+    def _ignore(self, listening: Iterable[Part]) -> None:
         for part in listening:
             self._client._waiter.ignore(part.job._slot, part.told)
