@@ -20,6 +20,7 @@ from gpulayer_broker.errors import BadSetting
 FORMS = "redis://host:6379/0, rediss://host:6379/0, unix:///path/to/socket or redis+sentinel://host:26379/service/0"
 REDIS_PORT = 6379
 SENTINEL_PORT = 26379
+SHOWN = 100
 TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"})
 SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
 
@@ -47,7 +48,9 @@ class Endpoint:
         try:
             return _parse(url.strip())
         except ValueError as error:
-            raise BadSetting(f"queue address {redacted(url)!r}: {error}") from None
+            shown = redacted(url)
+            shown = shown if len(shown) <= SHOWN else f"{shown[: SHOWN - 1]}…"
+            raise BadSetting(f"queue address {shown!r}: {error}") from None
 
     @classmethod
     def unix(cls, path: str, db: int = 0) -> Endpoint:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulayer_broker.errors import BadStateFolder
+from gpulayer_broker.units import shown
 
 # sun_path holds 104 bytes on macOS and the BSDs, 108 on Linux, its closing zero included.
 SOCKET_PATH_BYTES = 103
@@ -103,12 +104,14 @@ def state_base(environ: Mapping[str, str] = os.environ) -> Path:
     """The folder that all machines of a shared home have in common."""
     if given := environ.get("GPULAYER_STATE_DIR"):
         if not os.path.isabs(given):
-            raise BadStateFolder(f"GPULAYER_STATE_DIR is '{given}': give an absolute path", value=given)
+            raise BadStateFolder(f"GPULAYER_STATE_DIR is {shown(given)}: give an absolute path", value=given)
         return Path(given)
     home = Path(environ.get("HOME") or os.path.expanduser("~"))
     if platform.system() == "Darwin":
         return home / "Library" / "Application Support" / "gpulayer"
-    return Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "gpulayer"
+    # The specification of these variables has a relative path ignored.
+    given = environ.get("XDG_STATE_HOME", "")
+    return Path(given if os.path.isabs(given) else home / ".local" / "state") / "gpulayer"
 
 
 def make_private_folder(path: Path) -> None:

@@ -119,7 +119,7 @@ TABLE = (
 def root_of(namespace: str = DEFAULT_NAMESPACE) -> str:
     """The prefix of every key of a namespace; ValueError for a name that could break out of it."""
     if not _NAMESPACE.fullmatch(namespace):
-        raise ValueError(f"namespace {namespace!r}: use letters, digits, '.', '_' and '-', 64 at most")
+        raise ValueError(f"namespace {namespace[:80]!r}: use letters, digits, '.', '_' and '-', 64 at most")
     return f"gpulayer:{{{namespace}}}:"
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,12 +21,14 @@ from typing import Any
 
 from gpulayer_broker.errors import BadSetting, BadSize, did_you_mean
 from gpulayer_broker.keys import root_of
-from gpulayer_broker.units import GIB, MIB, parse_duration, parse_size
+from gpulayer_broker.units import GIB, MIB, parse_duration, parse_size, shown
 
 PREFIX = "GPULAYER_"
 PROJECT_FILE = Path(".gpulayer", "config.toml")
 DAY_S = 86400.0
 PLACEMENTS = ("spread", "pack")
+# The queue's functions count in doubles, which hold so many digits.
+_MOST_DIGITS = 15
 
 log = logging.getLogger("gpulayer")
 
@@ -100,13 +103,27 @@ def load_settings(
 ) -> Settings:
     """The settings of this process; a flag that is None was not given."""
     values: dict[str, Any] = {}
+    places: dict[str, str] = {}
     for path in (user_file(environ), project_file(folder or Path.cwd())):
         if path is not None:
-            values.update(_from_file(path))
-    values.update(_from_environment(environ))
+            values.update(found := _from_file(path))
+            places.update(dict.fromkeys(found, str(path)))
+    values.update(found := _from_environment(environ))
+    places.update({name: PREFIX + name.upper() for name in found})
     given = {name: value for name, value in (flags or {}).items() if value is not None}
-    values.update(_typed(given, "flag"))
-    return Settings(**values)
+    values.update(found := _typed(given, "flag"))
+    places.update(dict.fromkeys(found, "flag"))
+    return _together(values, places)
+
+
+def _together(values: dict[str, Any], places: dict[str, str]) -> Settings:
+    """The settings; what is wrong with one, or with two beside each other, is told with where they came from."""
+    try:
+        return Settings(**values)
+    except BadSetting as error:
+        words = set(re.findall(r"\w+", str(error)))
+        given = dict.fromkeys(place for name, place in places.items() if name in words)
+        raise BadSetting(f"{', '.join(given)}: {error}", value=error.value) from None
 
 
 def user_file(environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -178,7 +195,7 @@ def _switch(value: object) -> bool:
         return True
     if word in {"off", "false", "no", "0"}:
         return False
-    raise ValueError(f"'{value}' is neither on nor off")
+    raise ValueError(f"{shown(value)} is neither on nor off")
 
 
 def _as_text(value: object) -> str:
@@ -188,19 +205,21 @@ def _as_text(value: object) -> str:
 def _count(value: object) -> int:
     text = str(value).replace("_", "")
     if isinstance(value, bool) or not text.isascii() or not text.isdigit():
-        raise ValueError(f"'{value}' is not a whole number")
+        raise ValueError(f"{shown(value)} is not a whole number")
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"{shown(value)} is too large: a count has {_MOST_DIGITS} digits at most")
     return int(text)
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"'{value}' is not text")
+        raise ValueError(f"{shown(value)} is not text")
     return value
 
 
 def _placement(value: object) -> str:
     if value not in PLACEMENTS:
-        raise ValueError(f"'{value}' is none of {', '.join(PLACEMENTS)}")
+        raise ValueError(f"{shown(value)} is none of {', '.join(PLACEMENTS)}")
     return str(value)
 
 

@@ -42,7 +42,7 @@ def parse_size(value: str | int) -> int:
     size_bytes = _size_bytes(value)
     if size_bytes is None or not 0 <= size_bytes <= _LARGEST_SIZE_BYTES:
         raise BadSize(
-            f"{_shown(value)} is not a size: write 24GB (10^9 bytes), 24GiB (2^30), 512MB or bare bytes",
+            f"{shown(value)} is not a size: write 24GB (10^9 bytes), 24GiB (2^30), 512MB or bare bytes",
             value=value,
         )
     return size_bytes
@@ -67,7 +67,7 @@ def parse_duration(value: str | int | float) -> float:
     seconds = _seconds(value)
     if seconds is None or not 0 <= seconds <= _LONGEST_S:
         raise BadSize(
-            f"{_shown(value)} is not a duration: write 90s, 5m, 1h30m, 2d or a number of seconds",
+            f"{shown(value)} is not a duration: write 90s, 5m, 1h30m, 2d or a number of seconds",
             value=value,
         )
     return seconds
@@ -95,7 +95,8 @@ def _sum_of_parts(text: str) -> float | None:
     return total_s if text and at == len(text) else None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value for a line of text: quoted, and short."""
     text = str(value)
     return f"'{text}'" if len(text) <= 60 else f"'{text[:57]}…'"
 

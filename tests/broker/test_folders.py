@@ -33,6 +33,7 @@ def test_every_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
 def test_the_places_follow_the_environment() -> None:
     assert state_base({"GPULAYER_STATE_DIR": "/a"}) == Path("/a")
     assert state_base({"XDG_STATE_HOME": "/b", "HOME": "/home/u"}) == Path("/b/gpulayer")
+    assert state_base({"XDG_STATE_HOME": "b", "HOME": "/home/u"}) == Path("/home/u/.local/state/gpulayer")
     assert state_base({"HOME": "/home/u"}).is_relative_to("/home/u")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,35 @@ def test_settings_travel_to_another_process_by_its_environment(home: Path) -> No
 
     assert load(home, None, **settings.as_environment()) == settings
     assert Settings().as_environment() == {}
+
+
+RUBBISH = ("rubbish", "-5", "0", "nan", "1" * 5000, " ", "5 parsecs", "\udcff", "a\nb")
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Settings)])
+def test_a_value_without_sense_is_told_in_one_short_line_that_names_its_variable(
+    home: Path, name: str
+) -> None:
+    variable = f"GPULAYER_{name.upper()}"
+    refusals = []
+    for value in RUBBISH:
+        try:
+            load(home, **{variable: value})
+        except BadSetting as error:
+            refusals.append(str(error))
+
+    assert len(refusals) >= 4
+    for line in refusals:
+        assert line.startswith(f"{variable}: ")
+        assert len(line) < 300
+        assert "\n" not in line
+
+
+def test_what_two_settings_are_beside_each_other_names_both_places(home: Path) -> None:
+    write(home / "project" / ".gpulayer", "lease_s = 6")
+
+    with pytest.raises(BadSetting, match="heartbeat_s \\(4\\) is at most half of lease_s \\(6\\)") as refused:
+        load(home, GPULAYER_HEARTBEAT_S="4", GPULAYER_IDLE_STOP_S="5m")
+
+    places = str(refused.value).partition(": heartbeat_s")[0]
+    assert places == f"{home / 'project' / '.gpulayer' / 'config.toml'}, GPULAYER_HEARTBEAT_S"

@@ -225,3 +225,17 @@ def test_an_error_shows_no_control_characters_and_not_all_of_a_long_value(cli: C
 
 def test_any_number_of_jobs_may_be_asked_for(cli: Cli, address: str) -> None:
     assert cli("jobs", "--limit", "99999999999999999999999").code == 0
+
+
+@pytest.mark.parametrize(
+    "command", [["submit", "--", "true"], ["jobs"], ["status"], ["down"], ["worker", "start"]]
+)
+def test_a_variable_without_sense_is_named_by_every_command(
+    cli: Cli, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPULAYER_LOST_WORKERS", "none")
+
+    outcome = cli(*command)
+
+    assert one_line(outcome.err) == "GPULAYER_LOST_WORKERS: 'none' is not a whole number"
+    assert (outcome.code, outcome.out) == (78, "")

@@ -100,3 +100,10 @@ def test_a_server_that_would_lose_jobs_is_refused(queue_server: Callable[..., Qu
         pytest.raises(UnsafeEviction, match="allkeys-lru"),
     ):
         client.jobs()
+
+
+def test_a_variable_without_sense_is_named_when_a_client_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULAYER_LEASE_S", "long")
+
+    with Client() as client, pytest.raises(BadSetting, match="GPULAYER_LEASE_S: 'long' is not a duration"):
+        client.jobs()
