@@ -31,11 +31,14 @@ from gpulayer_broker.given import Given
 from gpulayer_broker.items import pack_items
 from gpulayer_broker.job import new_job_id
 from gpulayer_broker.queue import Queue
+from gpulayer_broker.recent import Recent
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.spec import Payload, Spec, encode, request_digest
 
 BATCH = 500
 BATCH_BYTES = 4 * 1024 * 1024
+# A group may have a million members, whose ids are kept while further jobs come after it.
+GROUPS_KEPT = 8
 
 ARRAY_ITEMS = 1_000_000
 ARRAY_BYTES = 16 * 1024 * 1024
@@ -87,7 +90,7 @@ class Submitter:
         self._session = session
         self.courier = Courier(session)
         self._owner = owner()
-        self._members: dict[str, list[str]] = {}
+        self._members: Recent[str, list[str]] = Recent(GROUPS_KEPT)
 
     def function_orders(
         self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan
@@ -144,10 +147,12 @@ class Submitter:
 
     def _predecessors(self, plan: Plan) -> tuple[str, ...]:
         """The jobs that have to end first, a group's members in its place; these never change."""
-        for each in plan.after:
-            if is_group(each) and each not in self._members:
-                self._members[each] = self._session.attempt(partial(members, group_id=each))
-        return tuple(job_id for each in plan.after for job_id in self._members.get(each, (each,)))
+        return tuple(job_id for each in plan.after for job_id in self._jobs_of(each))
+
+    def _jobs_of(self, job_id: str) -> list[str]:
+        if not is_group(job_id):
+            return [job_id]
+        return self._members.get(job_id, lambda: self._session.attempt(partial(members, group_id=job_id)))
 
     def _submission(self, order: Order, client: str) -> Submission:
         spec, plan, job_id = order.spec, order.plan, order.id or new_job_id()

@@ -7,6 +7,7 @@ import pytest
 import gpulayer as gl
 from gpulayer import groups
 from gpulayer.client import Client
+from gpulayer.submitting import GROUPS_KEPT
 from gpulayer_broker.errors import BlobMissing, JobNotFound, UsageError
 from tests.sdk.benches import Bench, bad, good
 from tests.support import PATIENCE_S, wait_until
@@ -130,6 +131,14 @@ def test_a_job_waits_for_a_whole_group(bench: Bench) -> None:
     assert last.record.phase == "blocked"
     bench.give(results.jobs[1].id, 4)
     assert last.record.phase == "ready"
+
+
+def test_of_the_groups_that_jobs_waited_for_only_the_last_are_remembered(bench: Bench) -> None:
+    before = [double.map([n]) for n in range(GROUPS_KEPT + 2)]
+    after = [double.options(after=results.ids[0]).delay(3) for results in before]
+
+    assert [job.record.after for job in after] == [(results.jobs[0].id,) for results in before]
+    assert len(after[0]._client._submitter._members) == GROUPS_KEPT
 
 
 def test_a_group_is_cancelled_as_a_whole(client: Client, bench: Bench) -> None:

@@ -35,6 +35,7 @@ from gpulayer_broker.local_facts import usable_cpus
 from gpulayer_broker.matching import eligible_groups
 from gpulayer_broker.member import Callbacks, Identity, Member
 from gpulayer_broker.queue import Queue
+from gpulayer_broker.recent import Recent
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.settings import Settings
 from gpulayer_broker.store.blobs import QueueStore
@@ -62,6 +63,7 @@ TIDY_EVERY_S = 30.0
 JOIN_LOOK_S = 0.1
 TRIM_EVERY_S = 600.0
 STOP_PATIENCE_MS = 30_000
+SIGNATURES_KEPT = 4096
 POLL_MS = 500
 LOCK_PATIENCE_S = 2.0  # whoever asks whether a worker lives holds its lock for a moment
 
@@ -116,7 +118,7 @@ class Agent:
         self._bell = Bell()
         self._replaced = False
         self._trim_due_s = 0.0
-        self._judged: dict[tuple[str, str], bool] = {}
+        self._judged: Recent[tuple[str, str], bool] = Recent(SIGNATURES_KEPT)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -272,10 +274,7 @@ class Agent:
     def _fits(self, signature: str, needs: Requirements) -> bool:
         """The worker's own look before a start: the queue matched it against the class that it registered."""
         caps = self.capabilities
-        known = (caps.class_id, signature)
-        if known not in self._judged:
-            self._judged[known] = eligible_groups(needs, caps) is not None
-        return self._judged[known]
+        return self._judged.get((caps.class_id, signature), lambda: eligible_groups(needs, caps) is not None)
 
     def _beat_soon(self) -> None:
         """A heartbeat out of turn."""
