@@ -283,7 +283,7 @@ class Client:
                 page, self._session.attempt(partial(Queue.records, job_ids=page)), strict=True
             ):
                 if record is None:
-                    raise JobNotFound(f"no job '{job_id}': gpulayer jobs lists them", value=job_id)
+                    raise JobNotFound.named(job_id)
                 found.append(record)
         return found
 
@@ -331,7 +331,7 @@ class Client:
             return self._cancel_many(self._session.attempt(lambda queue: members(queue, job_id))) > 0
         outcome, _ = self._session.attempt(lambda queue: queue.run(functions.cancel(job_id)))
         if outcome == "missing":
-            raise JobNotFound(f"no job '{job_id}': gpulayer jobs lists them", value=job_id)
+            raise JobNotFound.named(job_id)
         return outcome != "too_late"
 
     def interrupt(self, job_id: str) -> bool:

@@ -8,42 +8,71 @@ comes behind the cut when the job has ended, from the log that is complete.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
+from gpulayer.groups import refuse_group
+from gpulayer.log_tail import (
+    COUNT,
+    ERR,
+    HELD_BACK,
+    HERE,
+    NOTE,
+    OUT,
+    PROGRESS,
+    STARTED,
+    WAITS,
+    Piece,
+    Tail,
+    finished,
+)
 from gpulayer.session import Session
 from gpulayer_broker import functions
 from gpulayer_broker.connection import Link
-from gpulayer_broker.errors import QueueUnreachable
+from gpulayer_broker.damage import whole as number
+from gpulayer_broker.errors import QueueUnreachable, UsageError
 from gpulayer_broker.job import QUEUED, JobRecord
-from gpulayer_broker.units import format_size
 
-OUT, ERR = "out", "err"
-# GPUlayer's own: something to know, the worker that an attempt runs on, how far the job says that it is (JSON).
-NOTE, STARTED, PROGRESS = "note", "started", "progress"
-# Nothing was heard for a while of a job that has not begun: who follows it may want to know why.
-WAITS = "waits"
+__all__ = [
+    "ERR",
+    "HELD_BACK",
+    "HERE",
+    "NOTE",
+    "OUT",
+    "PROGRESS",
+    "STARTED",
+    "WAITS",
+    "Lines",
+    "Piece",
+    "Reading",
+    "lines",
+    "read_log",
+]
+
 SILENCE_S = 5.0
 FIRST_SILENCE_S = 0.2
 # So long a job may wait before that is worth a word.
 WAITS_S = 2.0
 # How often a job's progress is looked at, where it is shown.
 PROGRESS_S = 1.0
-COUNT = 200
-HELD_BACK = "output came faster than it could be followed: what is next comes when the job has ended"
-INDEX_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Some bytes of one stream: out, err, or GPUlayer's own (note, started, progress, waits)."""
+@dataclass(frozen=True)
+class Reading:
+    """What is wanted of a job's output.
 
-    stream: str
-    data: bytes
+    `progress` tells how far a followed job is. `whole` misses nothing, at a price: behind a cut nothing more is given
+    before the end. `marked` has a piece HERE between what was there and what came while it was followed.
+    """
+
+    rank: int = 0
+    follow: bool = False
+    progress: bool = False
+    whole: bool = False
+    marked: bool = False
+    since_ms: int = 0
 
 
 def read_log(
@@ -54,18 +83,37 @@ def read_log(
     follow: bool = False,
     progress: bool = False,
     whole: bool = False,
+    marked: bool = False,
+    since_ms: int = 0,
 ) -> Iterator[Piece]:
-    """What the job has written; with `follow`, also what it will write, until it ends, and its `progress` if wanted.
-
-    `whole` misses nothing, at a price: behind a cut nothing more is given before the end.
-    """
+    """What the job has written; with `follow`, also what it will write, until it ends. See Reading."""
+    refuse_group(job_id)
+    reading = Reading(rank, follow, progress, whole, marked, since_ms)
     record = session.attempt(lambda queue: queue.record(job_id))
-    if record.final:
-        yield from _finished(session, record, rank)
+    if rank:
+        _refuse_rank(session, record, rank)
+    if record.is_array:
+        from gpulayer.array_logs import read_array_log
+
+        yield from read_array_log(session, record, reading)
+    elif record.final:
+        yield from finished(session, record, rank, since_ms=since_ms)
     elif follow:
-        yield from _Follower(session, job_id, rank, progress, whole).pieces(record)
+        yield from _Follower(session, job_id, reading).pieces(record)
     else:
-        yield from _Tail(record.attempt, rank).rest(session, session.queue.link, job_id)
+        key = session.queue.keys.log(job_id, record.attempt, rank)
+        yield from Tail(key, since_ms=since_ms).rest(session.queue.link)
+
+
+def _refuse_rank(session: Session, record: JobRecord, rank: int) -> None:
+    raw = session.attempt(lambda queue: queue.link.call("HGET", queue.keys.job(record.id), "ranks"))
+    ranks = number(raw) or 1
+    if rank >= ranks:
+        raise UsageError(
+            f"job {record.id} has no rank {rank}: it has {ranks}, counted from 0",
+            job_id=record.id,
+            value=rank,
+        )
 
 
 class Lines:
@@ -120,105 +168,26 @@ def lines(pieces: Iterable[Piece]) -> Iterator[str]:
         yield from stream.rest()
 
 
-# A finished job -----------------------------------------------------------------------------------------------------
-
-
-def _finished(session: Session, record: JobRecord, rank: int, begin: int = 0) -> Iterator[Piece]:
-    """The last attempt's output, from an offset on."""
-    kept = json.loads(record.logs) if record.logs else {}
-    named = kept.get(str(rank))
-    if named is None:
-        yield from _Tail(record.attempt, rank, begin).rest(session, session.queue.link, record.id)
-        return
-    store = session.store
-    data = store.read_bytes(str(named["sha256"]), int(named["size"]))
-    index = store.read_bytes(str(named["index_sha256"]), INDEX_BYTES)
-    for line in index.splitlines():
-        offset, length, stream = json.loads(line)
-        if offset + length > begin:
-            yield Piece(str(stream), data[max(offset, begin) : offset + length])
-
-
-# A live tail --------------------------------------------------------------------------------------------------------
-
-
-class _Tail:
-    """One attempt's live tail, read from where the last reading ended; `begin` is the offset of what is wanted.
-
-    With `whole` it gives nothing behind a cut, and `cut` is the offset where it stopped.
-    """
-
-    def __init__(self, attempt: int, rank: int, begin: int = 0, *, whole: bool = False) -> None:
-        self.attempt = attempt
-        self.rank = rank
-        self.ended = False
-        self.cut: int | None = None
-        self._whole = whole
-        self._last = "0-0"
-        self._offset = begin
-
-    def key(self, session: Session, job_id: str) -> str:
-        return session.queue.keys.log(job_id, self.attempt, self.rank)
-
-    @property
-    def last(self) -> str:
-        """The id of the last entry that was read."""
-        return self._last
-
-    def take(self, entries: Sequence[Any]) -> Iterator[Piece]:
-        """The pieces of entries as XREAD gives them."""
-        for entry_id, values in entries:
-            self._last = entry_id.decode()
-            fields = dict(zip(values[::2], values[1::2], strict=True))
-            if b"end" in fields:
-                self.ended = True
-                continue
-            if self.cut is None:
-                top = int(entry_id.partition(b"-")[0])
-                yield from self._taken(fields[b"s"].decode(), fields[b"d"], top)
-
-    def _taken(self, stream: str, data: bytes, top: int) -> Iterator[Piece]:
-        """The bytes that end at the offset `top`, without those that are known."""
-        lost = top - len(data) - self._offset
-        if lost > 0 and self._whole:
-            self.cut = self._offset
-            yield Piece(NOTE, HELD_BACK.encode())
-            return
-        if lost > 0:
-            yield Piece(NOTE, f"{format_size(lost)} of output are not in the live tail".encode())
-        if top > self._offset:
-            yield Piece(stream, data[max(0, -lost) :])
-            self._offset = top
-
-    def rest(self, session: Session, link: Link, job_id: str) -> Iterator[Piece]:
-        """What is there now."""
-        while not self.ended:
-            reply = link.call("XREAD", "COUNT", COUNT, "STREAMS", self.key(session, job_id), self._last)
-            if not reply:
-                return
-            yield from self.take(reply[0][1])
-
-
 class _Follower:
     """Follows one job through its attempts; a notice of the queue's says when it has ended."""
 
-    def __init__(self, session: Session, job_id: str, rank: int, progress: bool, whole: bool) -> None:
+    def __init__(self, session: Session, job_id: str, reading: Reading) -> None:
         self._session = session
         self._job_id = job_id
-        self._rank = rank
-        self._whole = whole
+        self._reading = reading
         self._client = f"follow-{secrets.token_hex(8)}"
         self._over = False
+        self._marked = not reading.marked
         self._announced = 0
         self._silence_s = FIRST_SILENCE_S
-        self._most_silence_s = PROGRESS_S if progress else SILENCE_S
-        self._with_progress = progress
+        self._most_silence_s = PROGRESS_S if reading.progress else SILENCE_S
         self._progress = ""
         self._looked_s = 0.0
         self._begun_s = time.monotonic()
 
     def pieces(self, record: JobRecord) -> Iterator[Piece]:
-        tail = self._tail(max(1, record.attempt + (record.state == QUEUED)))
+        self._attempt = max(1, record.attempt + (record.state == QUEUED))
+        tail = self._tail()
         link = self._session.link()
         try:
             self._watch()
@@ -236,30 +205,34 @@ class _Follower:
         finally:
             link.close()
 
-    def _remaining(self, link: Link, tail: _Tail) -> Iterator[Piece]:
+    def _remaining(self, link: Link, tail: Tail) -> Iterator[Piece]:
         """What was written before the end: by the attempt that was followed, and by any after it."""
         record = self._record()
         yield from self._announce(record)
-        yield from tail.rest(self._session, link, self._job_id)
+        yield from tail.rest(link)
         yield from self._behind_the_cut(link, tail)
-        for attempt in range(tail.attempt + 1, record.attempt + 1):
-            tail = self._tail(attempt)
-            yield from tail.rest(self._session, link, self._job_id)
+        while self._attempt < record.attempt:
+            self._attempt += 1
+            tail = self._tail()
+            yield from tail.rest(link)
             yield from self._behind_the_cut(link, tail)
 
-    def _tail(self, attempt: int) -> _Tail:
-        return _Tail(attempt, self._rank, whole=self._whole)
+    def _tail(self, begin: int = 0, *, whole: bool = True) -> Tail:
+        """The tail of the attempt that is followed."""
+        wanted = self._reading
+        key = self._session.queue.keys.log(self._job_id, self._attempt, wanted.rank)
+        return Tail(key, begin, whole=whole and wanted.whole, since_ms=wanted.since_ms)
 
-    def _behind_the_cut(self, link: Link, tail: _Tail) -> Iterator[Piece]:
+    def _behind_the_cut(self, link: Link, tail: Tail) -> Iterator[Piece]:
         """What an attempt that is over wrote behind a cut: all of it, if the job ended with this attempt."""
         if tail.cut is None:
             return
         begin, tail.cut = tail.cut, None
-        record = self._record()
-        if record.final and record.attempt == tail.attempt:
-            yield from _finished(self._session, record, self._rank, begin)
+        record, wanted = self._record(), self._reading
+        if record.final and record.attempt == self._attempt:
+            yield from finished(self._session, record, wanted.rank, begin, since_ms=wanted.since_ms)
         else:
-            yield from _Tail(tail.attempt, self._rank, begin).rest(self._session, link, self._job_id)
+            yield from self._tail(begin, whole=False).rest(link)
 
     def _reconnected(self) -> Link:
         self._session.healed()
@@ -279,44 +252,47 @@ class _Follower:
         if record.state != QUEUED and record.attempt > self._announced:
             self._announced = record.attempt
             yield Piece(STARTED, record.worker.encode())
-        if self._with_progress and record.progress != self._progress:
+        if self._reading.progress and record.progress != self._progress:
             self._progress = record.progress
             yield Piece(PROGRESS, record.progress.encode())
 
-    def _turn(self, link: Link, tail: _Tail) -> Iterator[Piece]:
+    def _turn(self, link: Link, tail: Tail) -> Iterator[Piece]:
         """Waits for output or the end, whichever comes first."""
-        keys = self._session.queue.keys
-        log_key, done_key = tail.key(self._session, self._job_id), keys.done(self._client)
+        if not self._marked:
+            yield from tail.rest(link)
+            self._marked = True
+            yield Piece(HERE, b"")
+        done_key = self._session.queue.keys.done(self._client)
         block = ("XREAD", "COUNT", COUNT, "BLOCK", int(self._silence_s * 1000))
-        reply = link.block(*block, "STREAMS", log_key, done_key, tail.last, "0-0", timeout_s=self._silence_s)
+        reply = link.block(*block, "STREAMS", tail.key, done_key, tail.last, "0-0", timeout_s=self._silence_s)
         if not reply:
             yield from self._after_silence(tail)
             return
-        if self._announced < tail.attempt or (
-            self._with_progress and time.monotonic() - self._looked_s > PROGRESS_S
+        if self._announced < self._attempt or (
+            self._reading.progress and time.monotonic() - self._looked_s > PROGRESS_S
         ):
             yield from self._announce(self._record())
         for key, entries in reply:
-            if key == log_key.encode():
+            if key == tail.key.encode():
                 yield from tail.take(entries)
             else:
-                # An array tells of its pages too, which are no end of it.
-                self._over = any(b"items" not in values[1::2] for _, values in entries)
+                self._over = True
 
-    def _after_silence(self, tail: _Tail) -> Iterator[Piece]:
+    def _after_silence(self, tail: Tail) -> Iterator[Piece]:
         """Looks again, less and less often; an attempt that wrote nothing has no end in its log."""
         self._watch()
         record = self._record()
         yield from self._announce(record)
         if record.state == QUEUED and time.monotonic() - self._begun_s > WAITS_S:
             yield Piece(WAITS, b"")
-        tail.ended = tail.ended or record.attempt > tail.attempt
+        tail.ended = tail.ended or record.attempt > self._attempt
         self._silence_s = min(self._most_silence_s, self._silence_s * 2)
 
-    def _next_attempt(self, tail: _Tail) -> _Tail:
+    def _next_attempt(self, tail: Tail) -> Tail:
         record = self._record()
         self._silence_s = FIRST_SILENCE_S
         if record.final:
             self._over = True
             return tail
-        return self._tail(tail.attempt + 1)
+        self._attempt += 1
+        return self._tail()

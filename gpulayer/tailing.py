@@ -3,38 +3,51 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from gpulayer.logs import ERR, OUT, Piece, read_log
+from gpulayer.logs import ERR, HERE, OUT, Piece, read_log
 from gpulayer.session import Session
 
 OUTPUT = (OUT, ERR)
 
 
 def read_tail(
-    session: Session, job_id: str, count: int, *, rank: int = 0, follow: bool = False, progress: bool = False
+    session: Session,
+    job_id: str,
+    count: int,
+    *,
+    rank: int = 0,
+    follow: bool = False,
+    progress: bool = False,
+    since_ms: int = 0,
 ) -> Iterator[Piece]:
     """The last `count` lines of what is there; with `follow`, also what is written from then on."""
-    last, seen_bytes = last_lines(read_log(session, job_id, rank=rank), count)
-    yield from last
-    if follow:
-        pieces = read_log(session, job_id, rank=rank, follow=True, progress=progress)
-        yield from behind(pieces, seen_bytes)
+    pieces = read_log(
+        session, job_id, rank=rank, follow=follow, progress=progress, marked=True, since_ms=since_ms
+    )
+    return last_lines(pieces, count)
 
 
-def last_lines(pieces: Iterable[Piece], count: int) -> tuple[list[Piece], int]:
-    """The last lines of the pieces, an unfinished one among them, and how many bytes of output all of them have."""
+def last_lines(pieces: Iterator[Piece], count: int) -> Iterator[Piece]:
+    """The last lines of the pieces up to HERE, an unfinished one among them, and all behind it.
+
+    GPUlayer's own pieces are no lines, and stay.
+    """
     kept: deque[Piece] = deque()
-    ends = seen_bytes = 0
+    ends = 0
     for piece in pieces:
-        if piece.stream in OUTPUT and piece.data:
+        if piece.stream == HERE:
+            break
+        if piece.stream not in OUTPUT:
+            yield piece
+        elif piece.data:
             kept.append(piece)
             ends += piece.data.count(b"\n")
-            seen_bytes += len(piece.data)
             # What stands before is not needed, however long the log is: a piece that ended may be let go.
             while ends - kept[0].data.count(b"\n") > count:
                 ends -= kept.popleft().data.count(b"\n")
-    return _cut(list(kept), count), seen_bytes
+    yield from _cut(list(kept), count)
+    yield from pieces
 
 
 def _cut(pieces: list[Piece], count: int) -> list[Piece]:
@@ -52,15 +65,3 @@ def _cut(pieces: list[Piece], count: int) -> list[Piece]:
             return [Piece(pieces[at].stream, rest), *pieces[at + 1 :]] if rest else pieces[at + 1 :]
         wanted -= ends
     return pieces
-
-
-def behind(pieces: Iterable[Piece], seen_bytes: int) -> Iterator[Piece]:
-    """The pieces without the first so many bytes of output; GPUlayer's own pieces stay."""
-    for piece in pieces:
-        if piece.stream not in OUTPUT:
-            yield piece
-        elif len(piece.data) > seen_bytes:
-            yield Piece(piece.stream, piece.data[seen_bytes:])
-            seen_bytes = 0
-        else:
-            seen_bytes -= len(piece.data)

@@ -274,7 +274,7 @@ class Desk:
     def stream(self, job_id: str, name: str) -> bytes:
         """What a job wrote to one of its two streams, cut from the whole log by its index."""
         whole = self.whole_log(job_id)
-        return b"".join(whole[at : at + n] for at, n, stream in self.log_runs(job_id) if stream == name)
+        return b"".join(whole[at : at + n] for at, n, stream, _ in self.log_runs(job_id) if stream == name)
 
     def workers(self) -> dict[str, dict[str, str]]:
         """What the queue knows of its workers, by id."""

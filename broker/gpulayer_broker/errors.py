@@ -146,6 +146,14 @@ class JobNotFound(UsageError):
 
     code = "job_not_found"
 
+    @classmethod
+    def named(cls, job_id: str) -> JobNotFound:
+        """The error for this id."""
+        whole, slash, _ = job_id.partition("/")
+        if slash:
+            return cls(f"'{job_id}' is no job: the calls of a map have one id, '{whole}'", value=job_id)
+        return cls(f"no job '{job_id}': gpulayer jobs lists them", value=job_id)
+
 
 class ConfigError(GpulayerError):
     """The set-up is wrong, not the request."""

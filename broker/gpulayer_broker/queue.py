@@ -206,9 +206,7 @@ class Queue:
         """The job's record without its result; JobNotFound where there is none."""
         found = self.records([job_id])[0]
         if found is None:
-            raise JobNotFound(
-                f"no job {job_id!r} in namespace {self.namespace!r}: gpulayer jobs lists them", value=job_id
-            )
+            raise JobNotFound.named(job_id)
         return found
 
     def records(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
@@ -284,9 +282,7 @@ def accepted(answer: functions.Submitted, job: Submission) -> str:
     if answer.outcome == "full":
         raise QueueFull(f"the queue holds {answer.id} waiting jobs, its limit: try again when some have run")
     if answer.outcome == "missing":
-        raise JobNotFound(
-            f"after: no job {answer.id!r} in this namespace: gpulayer jobs lists them", value=answer.id
-        )
+        raise JobNotFound.named(answer.id)
     if answer.outcome == "conflict":
         raise IdempotencyConflict(
             f"idempotency key {job.idempotency_key!r} was used for another request (job {answer.id}): use a new key",

@@ -141,6 +141,25 @@ def test_logs_shows_as_many_last_lines_as_asked_for(cli: Cli, bench: Bench) -> N
     assert cli("logs", "-f", "-n", "0", job_id).out == ""
 
 
+def test_logs_since_a_span_or_a_moment(cli: Cli, bench: Bench) -> None:
+    job_id = submitted(cli)
+    grant = bench.take(job_id)
+    bench.hand.run(fn.log(job_id, grant.token, 0, "out", 0, b"one\n"))
+
+    assert cli("logs", "--since", "10m", job_id).out == "one\n"
+    assert cli("logs", "--since", "2001-01-31T08:00", "-n", "1", job_id).out == "one\n"
+    assert cli("logs", "--since", "2199-01-31T08:00Z", job_id).out == ""
+    refused = cli("logs", "--since", "yesterday", job_id)
+    assert refused.code == 2
+    assert "--since yesterday: write a span such as 10m" in refused.err
+
+
+def test_logs_of_a_rank_that_a_job_has_not_are_told(cli: Cli, bench: Bench) -> None:
+    job_id = submitted(cli)
+
+    assert "has no rank 3: it has 1, counted from 0" in cli("logs", "--rank", "3", job_id).err
+
+
 def test_explain_gives_each_worker_s_answer_and_the_summary(cli: Cli, bench: Bench) -> None:
     job_id = submitted(cli, "--framework", "jax>=0.4")
 

@@ -119,7 +119,7 @@ def test_who_follows_the_whole_output_gets_what_the_tail_has_lost_at_the_end(
     thread, pieces = followed(client, job, whole=True)
     wait_until(lambda: any(piece.stream == NOTE for piece in pieces), PATIENCE_S, "the cut was told")
     assert output(pieces) == []
-    index = b'[0,600000,"out"]\n[600000,600000,"out"]\n[1200000,600000,"out"]\n'
+    index = b'[0,600000,"out",1]\n[600000,600000,"out",1]\n[1200000,600000,"out",1]\n'
     bench.end(job.id, fields=kept(client, b"".join(parts), index))
     thread.join(PATIENCE_S)
 
@@ -136,7 +136,7 @@ def test_behind_a_cut_the_whole_output_goes_on_where_it_stopped(
     wait_until(lambda: output(pieces) == [("out", b"shown")], PATIENCE_S, "the beginning was followed")
     writer.offset += len(b"skipped")
     writer.write("out", b"last")
-    bench.end(job.id, fields=kept(client, b"shownskippedlast", b'[0,8,"out"]\n[8,8,"err"]\n'))
+    bench.end(job.id, fields=kept(client, b"shownskippedlast", b'[0,8,"out",1]\n[8,8,"err",1]\n'))
     thread.join(PATIENCE_S)
 
     assert output(pieces) == [("out", b"shown"), ("out", b"ski"), ("err", b"ppedlast")]
@@ -164,7 +164,7 @@ def test_of_an_attempt_that_was_lost_the_tail_is_all_that_is_behind_a_cut(
 def test_a_finished_job_s_whole_log_comes_from_the_store(
     client: Client, bench: Bench, job: Job[None]
 ) -> None:
-    index = b'[0,4,"out"]\n[4,4,"err"]\n[8,6,"out"]\n'
+    index = b'[0,4,"out",1000]\n[4,4,"err",1000]\n[8,6,"out",2000]\n'
     bench.end(job.id, fields=kept(client, b"one\ntwo\nthree\n", index))
 
     pieces = list(read_log(client._session, job.id))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gpulayer.client import Client
 from gpulayer.handle import Job
-from gpulayer.logs import NOTE, OUT, STARTED, Piece
-from gpulayer.tailing import behind, last_lines, read_tail
+from gpulayer.logs import HERE, NOTE, OUT, STARTED, Piece
+from gpulayer.tailing import last_lines, read_tail
 from tests.sdk.benches import Bench
 from tests.sdk.test_logs import Writer
 from tests.support import PATIENCE_S
@@ -35,20 +35,21 @@ def streams(pieces: list[Piece]) -> list[tuple[str, int]]:
 def test_the_last_lines_are_those_of_the_whole_text_with_their_streams(
     pieces: list[Piece], count: int
 ) -> None:
-    last, seen_bytes = last_lines(iter(pieces), count)
+    last = list(last_lines(iter(pieces), count))
 
     lines = whole(pieces).splitlines(keepends=True)
     assert whole(last) == b"".join(lines[len(lines) - count :] if count <= len(lines) else lines)
     assert streams(last) == streams(pieces)[len(whole(pieces)) - len(whole(last)) :]
-    assert seen_bytes == len(whole(pieces))
 
 
-@given(pieces=PIECES, skipped=st.integers(0, 40))
-def test_what_is_behind_leaves_out_exactly_what_was_seen(pieces: list[Piece], skipped: int) -> None:
-    assert streams(list(behind(iter(pieces), skipped))) == streams(pieces)[skipped:]
+@given(before=PIECES, after=PIECES)
+def test_all_that_comes_while_it_is_followed_stays(before: list[Piece], after: list[Piece]) -> None:
+    followed = list(last_lines(iter([*before, Piece(HERE, b""), *after]), 2))
+
+    assert followed == [*last_lines(iter(before), 2), *after]
 
 
-def test_what_is_gpulayers_own_is_no_line_and_is_not_skipped() -> None:
+def test_what_is_gpulayers_own_is_no_line_and_stays() -> None:
     pieces = [
         Piece(STARTED, b"w_1"),
         Piece("out", b"one\ntwo\n"),
@@ -56,8 +57,7 @@ def test_what_is_gpulayers_own_is_no_line_and_is_not_skipped() -> None:
         Piece("out", b"3"),
     ]
 
-    assert last_lines(iter(pieces), 1) == ([Piece("out", b"3")], 9)
-    assert list(behind(iter(pieces), 8)) == [pieces[0], pieces[2], pieces[3]]
+    assert list(last_lines(iter(pieces), 1)) == [pieces[0], pieces[2], pieces[3]]
 
 
 @pytest.fixture

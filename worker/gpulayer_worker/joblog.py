@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from bisect import bisect_right
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ TAIL_BYTES = 1 << 20
 MEMORY_BYTES = 1 << 20
 # A job that changes streams more often has the rest of its log counted to the stream it changed to last.
 MOST_RUNS = 100_000
+# A run knows when its last byte came. One that goes on for longer is followed by another, as long as there is room for
+# changes of the stream too: who asks for what came last is not given much more.
+RUN_MS = 1000
 OVER_LIMIT = b"\n[gpulayer: the log is over its limit, what follows is not kept]\n"
 DISK_FULL = b"\n[gpulayer: the worker cannot write its disk, what follows is not kept]\n"
 
@@ -82,7 +86,9 @@ class JobLog:
         self.shipped = 0
         self.dropped = 0
         self.refused = False
+        # First byte, length, stream, when its last byte came (ms since 1970, this machine's clock).
         self.runs: list[list[Any]] = []
+        self._run_began_ms = 0
         self.closed = threading.Event()
         self._limit_bytes = limit_bytes
         self._spool = Spool(spill)
@@ -114,11 +120,21 @@ class JobLog:
         with contextlib.suppress(OSError):  # the caller sees that not all was kept, and tells
             self._spool.append(data)
         kept = self.size - before
-        if kept and self.runs and (self.runs[-1][2] == stream or len(self.runs) >= MOST_RUNS):
+        came_ms = now_ms()
+        if kept and self._goes_on(stream, came_ms):
             self.runs[-1][1] += kept
+            self.runs[-1][3] = came_ms
         elif kept:
-            self.runs.append([before, kept, stream])
+            self.runs.append([before, kept, stream, came_ms])
+            self._run_began_ms = came_ms
         return kept
+
+    def _goes_on(self, stream: str, came_ms: int) -> bool:
+        """Whether what comes now belongs to the last run."""
+        if not self.runs or len(self.runs) >= MOST_RUNS:
+            return bool(self.runs)
+        is_short = came_ms - self._run_began_ms < RUN_MS or len(self.runs) >= MOST_RUNS // 2
+        return bool(self.runs[-1][2] == stream and is_short)
 
     def _drop(self, count: int, why: bytes) -> None:
         first = not self.dropped
@@ -139,7 +155,7 @@ class JobLog:
                 return out
             self.shipped = max(self.shipped, self.size - TAIL_BYTES)
             while self.shipped < self.size and len(out) < most:
-                start, length, stream = self.runs[bisect_right(self.runs, self.shipped, key=_start) - 1]
+                start, length, stream, _ = self.runs[bisect_right(self.runs, self.shipped, key=_start) - 1]
                 count = min(start + length - self.shipped, CHUNK_BYTES)
                 out.append((stream, self.shipped, self._spool.read(self.shipped, count)))
                 self.shipped += count
@@ -168,6 +184,11 @@ class JobLog:
         with self._lock:
             self._forgotten = True
             self._spool.close()
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return int(time.time() * 1000)
 
 
 def _start(run: list[Any]) -> int:

@@ -10,7 +10,7 @@ register('log', {}, function(K, A)
   if j.state == 'scheduled' then H.started(P, j, now) end
   local top = tonumber(A[5]) + #A[6]
   local key = P .. 'log:' .. j.id .. ':' .. j.attempt .. ':' .. A[3]
-  local r = redis.pcall('XADD', key, string.format('%d-0', top), 's', A[4], 'd', A[6])
+  local r = redis.pcall('XADD', key, string.format('%d-0', top), 's', A[4], 'd', A[6], 't', now)
   if type(r) == 'table' and r.err then
     if string.find(r.err, 'equal or smaller', 1, true) then return {'already'} end
     return r
