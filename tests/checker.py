@@ -50,8 +50,13 @@ def running(s: Snapshot) -> dict[str, Job]:
 
 
 def ref(job_id: str, j: Job) -> str:
-    """How ledgers name an attempt."""
-    return f"{job_id}/{j['token']}"
+    """How ledgers name an attempt, or the ride that it is one of."""
+    return j.get("ride") or f"{job_id}/{j['token']}"
+
+
+def slots(s: Snapshot) -> dict[str, Job]:
+    """One attempt for each holding: those of a ride share theirs."""
+    return {ref(job, j): j for job, j in running(s).items()}
 
 
 def lots_of(j: Job) -> list[tuple[str, str]]:
@@ -146,14 +151,16 @@ def _ledgers(s: Snapshot) -> Iterator[str]:
         "running:", set(_members(s.sets, "running:")), {(j["worker"], job) for job, j in alive.items()}
     )
     held = {(node, r): text for node, refs in under(s.hashes, "held:") for r, text in refs.items()}
-    expected = {(j["node"], ref(job, j)): _holding(j) for job, j in alive.items()}
+    expected = {(j["node"], name): _holding(j) for name, j in slots(s).items()}
     yield from _differ("held:", set(held.items()), set(expected.items()))
     devices = {
         (uuid, share): text for uuid, shares in under(s.hashes, "device:") for share, text in shares.items()
     }
     granted = {lot: f"{ref(job, j)} {amounts(j['sig'])[2]}" for job, j in alive.items() for lot in lots_of(j)}
     yield from _differ("device:", set(devices.items()), set(granted.items()))
-    owners = Counter(j["owner"] for j in alive.values())
+    rides = Counter(j["ride"] for j in alive.values() if j.get("ride"))
+    yield from _differ("rides", _numbers(s, "rides"), dict(rides))
+    owners = Counter(j["owner"] for j in slots(s).values())
     yield from _differ("owners", _numbers(s, "owners"), dict(owners))
 
 
@@ -175,8 +182,8 @@ def _capacity(s: Snapshot) -> Iterator[str]:
     shares = Counter(lot for j in alive.values() for lot in lots_of(j))
     yield from (f"share {lot} is granted {n} times" for lot, n in shares.items() if n > 1)
     for name, w in under(s.hashes, "worker:"):
-        mine = sum(amounts(j["sig"])[3] for j in alive.values() if j["worker"] == name)
-        on_node = [amounts(j["sig"]) for j in alive.values() if j["node"] == w["node"]]
+        mine = sum(amounts(j["sig"])[3] for j in slots(s).values() if j["worker"] == name)
+        on_node = [amounts(j["sig"]) for j in slots(s).values() if j["node"] == w["node"]]
         cpus, memory = sum(a[3] for a in on_node), sum(a[4] for a in on_node)
         if mine > int(w["slots"]) or cpus > int(w["cpus"]) or memory > int(w["memory"]):
             yield f"{name} holds {mine} of {w['slots']} slots, its node {cpus} of {w['cpus']} cpus, {memory} MiB"

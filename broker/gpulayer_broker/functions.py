@@ -37,7 +37,7 @@ class Submission:
 
     `client` is told when it ends; `digest` is compared under one idempotency key; `after` are jobs that have to end
     first (`after_policy` succeeded or ended); `permit` is `key=limit`, `rate` is `key=limit/window_ms`; `keep_ms` is
-    how long its result is kept, 0 for the namespace's own time.
+    how long its result is kept, 0 for the namespace's own time; calls of one `lane` may be granted together.
     """
 
     id: str
@@ -61,9 +61,10 @@ class Submission:
     permit: str = ""
     rate: str = ""
     keep_ms: int = 0
+    lane: str = ""
 
     def block(self) -> tuple[Arg, ...]:
-        """The twenty-one values of a submit block (lua/h_queueing.lua)."""
+        """The twenty-two values of a submit block (lua/h_queueing.lua)."""
         return (
             self.id,
             self.signature,
@@ -86,6 +87,7 @@ class Submission:
             self.permit,
             self.rate,
             self.keep_ms,
+            self.lane,
         )
 
 
@@ -181,6 +183,24 @@ class ItemsEnding:
     page: bytes
 
 
+@dataclass(frozen=True)
+class CallEnding:
+    """How a call of a lane ends, and the microseconds that it took: None says nothing of the lane, -1 that it wrote
+    something or left files, so that the lane's calls are granted one by one."""
+
+    ending: Ending
+    took_us: int | None = None
+
+
+@dataclass(frozen=True)
+class CallsEnding:
+    """Calls of a lane that end together; none of them has an outbox."""
+
+    calls: tuple[CallEnding, ...]
+
+
+AnyEnding = Ending | ItemsEnding | CallsEnding
+
 # What callers get --------------------------------------------------------------------------------------------------
 
 
@@ -202,7 +222,7 @@ class Matched:
 
 @dataclass(frozen=True)
 class Grant:
-    """One attempt that this worker may start: the token is its fence."""
+    """One attempt that this worker may start: the token is its fence. Grants of one `ride` share a slot."""
 
     id: str
     token: str
@@ -218,6 +238,7 @@ class Grant:
     cancelled: bool
     start: int = -1
     stop: int = -1
+    ride: str = ""
 
     @property
     def is_chunk(self) -> bool:
@@ -254,11 +275,13 @@ class Renewed:
 
 @dataclass(frozen=True)
 class Committed:
-    """verdict ok, already, stale, cancelled, or introduce (with the signature; nothing was changed)."""
+    """verdict ok, already, stale, cancelled, or introduce (with the signature; nothing was changed); of calls that
+    ended together each its own."""
 
     verdict: str
     signature: str
     claimed: Claimed
+    verdicts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -352,9 +375,11 @@ def checkpoint(job_id: str, token: str, digest: str) -> Call[str]:
     return Call("checkpoint", (job_id, token, digest), _first)
 
 
-def commit(ending: Ending | ItemsEnding, next_claim: Offer | None = None) -> Call[Committed]:
+def commit(ending: AnyEnding, next_claim: Offer | None = None) -> Call[Committed]:
     if isinstance(ending, ItemsEnding):
         return commit_items(ending, next_claim)
+    if isinstance(ending, CallsEnding):
+        return commit_calls(ending, next_claim)
     e = ending
     args: list[Arg] = [e.id, e.token, e.verdict, e.reason, e.delay_ms, len(e.fields)]
     for name, value in e.fields.items():
@@ -371,6 +396,17 @@ def commit_items(ending: ItemsEnding, next_claim: Offer | None = None) -> Call[C
     args: list[Arg] = [e.id, e.token, e.upto, e.failed, e.took_us, e.page]
     args += (1, *next_claim.args()) if next_claim else (0,)
     return Call("commit_items", tuple(args), _committed)
+
+
+def commit_calls(ending: CallsEnding, next_claim: Offer | None = None) -> Call[Committed]:
+    args: list[Arg] = [len(ending.calls)]
+    for call in ending.calls:
+        e, took_us = call.ending, "" if call.took_us is None else call.took_us
+        args += (e.id, e.token, e.verdict, e.reason, took_us, len(e.fields))
+        for name, value in e.fields.items():
+            args += (name, value)
+    args += (1, *next_claim.args()) if next_claim else (0,)
+    return Call("commit_calls", tuple(args), _committed_calls)
 
 
 def release(job_id: str, token: str, how: str) -> Call[str]:
@@ -459,6 +495,7 @@ def _grant(r: Any) -> Grant:
         cancelled=bool(r[11]),
         start=int(r[12]),
         stop=int(r[13]),
+        ride=_text(r[14]),
     )
 
 
@@ -476,6 +513,11 @@ def _committed(r: Any) -> Committed:
     if r[0] == b"introduce":
         return Committed("introduce", _text(r[1]), Claimed("ok", ()))
     return Committed(_text(r[0]), "", _claimed(r[2] if len(r) > 2 else b"ok", r[1]))
+
+
+def _committed_calls(r: Any) -> Committed:
+    claimed = _claimed(r[2] if len(r) > 2 else b"ok", r[1])
+    return Committed("ok", "", claimed, tuple(map(_text, r[0])))
 
 
 def _states(r: Any) -> dict[str, str]:

@@ -67,13 +67,13 @@ end
 
 local function described(P, id, token)
   local v = redis.call('HMGET', H.job(P, id), 'token', 'lots', 'attempt', 'losses', 'options', 'spec', 'sig', 'owner', 'queued_ms',
-                       'state', 'cancel', 'parent', 'from', 'to')
+                       'state', 'cancel', 'parent', 'from', 'to', 'ride')
   if v[1] ~= token then return nil end
   if v[12] then
     v[5], v[6], v[9] = unpack(redis.call('HMGET', H.job(P, v[12]), 'options', 'spec', 'queued_ms'))
   end
   return {id, token, v[2] or '', v[3], v[4] or '0', v[5] or '', v[6] or '', v[7], v[8], v[9] or '', v[10], v[11] or '',
-          v[13] or '-1', v[14] or '-1'}
+          v[13] or '-1', v[14] or '-1', v[15] or ''}
 end
 
 -- the grants of the same claim again: a lost reply grants nothing twice
@@ -97,32 +97,45 @@ local function set_aside(P, c, id, entry, v, now)
   end
 end
 
-local function grant(P, o, w, room, c, n, now)
-  local id, entry = H.take(P, c.sig, c.owner, c.prio, c.seq)
-  if not id then return nil end
-  local key = H.job(P, id)
-  local v = redis.pcall('HMGET', key, 'state', 'prepare', 'seq', 'attempt', 'count', 'queue')
+local function next_token(P, o, id, n) return redis.call('HINCRBY', H.job(P, id), 'attempt', 1) .. ':' .. o.nonce .. n end
+
+-- the attempt is this worker's from now on
+local function assign(P, o, w, id, token, entry, v, lots, ride, now)
+  local to = v[2] == '1' and 'scheduled' or 'running'
+  redis.call('HSET', H.job(P, id), 'state', to, 'phase', '', 'token', token, 'worker', o.worker, 'node', w.node, 'lots', lots,
+             'entry', entry, 'granted_ms', now, 'started_ms', to == 'running' and now or '', unpack(ride and {'ride', ride} or {}))
+  redis.call('ZADD', P .. 'leases', now + o.lease + w.grace, id)
+  redis.call('SADD', P .. 'running:' .. o.worker, id)
+  H.index(P, id, 'queued', to, v[3])
+  H.event(P, id, to, now)
+end
+
+-- grants the job of a candidate, and the calls that ride with it; appends to `out`, and says whether a slot is taken
+local function grant(P, o, w, room, c, out, now)
+  local id, entry, is_new = H.take(P, c.sig, c.owner, c.prio, c.seq)
+  if not id then return false end
+  local v = redis.pcall('HMGET', H.job(P, id), 'state', 'prepare', 'seq', 'attempt', 'count', 'queue', 'lane', 'losses')
   if not v.err and v[5] and (v[1] == 'queued' or v[1] == 'running') and tonumber(v[3]) then
-    local chunk, its = H.grant_chunk(P, o, w, room, c, n, id, entry, {state = v[1], seq = v[3], count = v[5], queue = v[6]}, now)
-    return chunk and described(P, chunk, its)
+    local chunk, its = H.grant_chunk(P, o, w, room, c, #out, id, entry, {state = v[1], seq = v[3], count = v[5], queue = v[6]}, now)
+    out[#out + 1] = chunk and {chunk, its}
+    return chunk ~= nil
   end
   if v.err or v[1] ~= 'queued' or not tonumber(v[3]) or not tonumber(v[4]) then
     set_aside(P, c, id, entry, v, now)
-    return nil
+    return false
   end
-  local prepare, seq = v[2], v[3]
-  local attempt = redis.call('HINCRBY', key, 'attempt', 1)
-  local token = attempt .. ':' .. o.nonce .. n
-  local lots = H.hold(P, o, w, room, c.need, c.lots, id, token)
-  local to = prepare == '1' and 'scheduled' or 'running'
-  redis.call('HSET', key, 'state', to, 'phase', '', 'token', token, 'worker', o.worker, 'node', w.node, 'lots', lots, 'entry', entry,
-             'granted_ms', now, 'started_ms', to == 'running' and now or '')
-  redis.call('ZADD', P .. 'leases', now + o.lease + w.grace, id)
-  redis.call('SADD', P .. 'running:' .. o.worker, id)
+  local token = next_token(P, o, id, #out)
+  assign(P, o, w, id, token, entry, v, H.hold(P, o, w, room, c.need, c.lots, id, token), nil, now)
   redis.call('HINCRBY', P .. 'owners', c.owner, 1)
-  H.index(P, id, 'queued', to, seq)
-  H.event(P, id, to, now)
-  return described(P, id, token)
+  out[#out + 1] = {id, token}
+  if is_new and v[7] and not v[8] then
+    H.fill_ride(P, c, v[7], entry, id, token, H.GRANTS - #out, function(rider, its, facts, ride)
+      local theirs = next_token(P, o, rider, #out)
+      assign(P, o, w, rider, theirs, its, facts, '', ride, now)
+      out[#out + 1] = {rider, theirs}
+    end)
+  end
+  return true
 end
 
 -- grants up to o.max jobs; with room left the worker is registered idle in this very call: no wake-up falls between. One that
@@ -138,18 +151,19 @@ function H.claim(P, o, now)
   local out, took, names = {}, {}, {}
   if w.state == 'online' and w.quarantined <= now then
     local room = H.room(P, o, w)
-    local tries, c = 0, nil
-    while #out < o.max do
+    local tries, slots, c = 0, 0, nil
+    while slots < o.max do
       c = H.pick(P, w.class, room)
       if not c or tries == o.max + 8 then break end
       tries = tries + 1
-      local g = grant(P, o, w, room, c, #out, now)
-      if g then
-        out[#out + 1], took[c.sig] = g, true
-        names[#names + 1] = g[1] .. '/' .. g[2]
+      if grant(P, o, w, room, c, out, now) then
+        slots, took[c.sig] = slots + 1, true
       end
     end
-    if #out < o.max then
+    for i, g in ipairs(out) do
+      names[i], out[i] = g[1] .. '/' .. g[2], described(P, g[1], g[2])
+    end
+    if slots < o.max then
       if c then H.wake(P, w.class, o.worker, '', now) else H.idle_add(P, w.class, o.worker, room) end
     end
   end

@@ -2,7 +2,7 @@
 
 local FIELDS = {'state', 'phase', 'token', 'sig', 'owner', 'prio', 'queue', 'worker', 'node', 'lots', 'entry', 'attempt', 'client',
                 'cancel', 'losses', 'seq', 'idem', 'ranks', 'ended_token', 'started_ms', 'on_outage', 'count', 'parent', 'from',
-                'to', 'after', 'policy', 'permit', 'rate', 'kind', 'keep_ms'}
+                'to', 'after', 'policy', 'permit', 'rate', 'kind', 'keep_ms', 'lane', 'ride'}
 
 -- the fields of a job that transitions need; nil where there is no such job
 function H.load(P, id)

@@ -46,7 +46,7 @@ function H.append(P, id, sig, owner, prio)
   return seq
 end
 
--- takes the head entry of a stream for the consumer `held`; returns job id and entry id
+-- takes the head entry of a stream for the consumer `held`; returns job id, entry id, and whether nobody has had it before
 function H.take(P, sig, owner, prio, seq)
   local key, entry, id = H.stream(P, sig, owner, prio), seq .. '-0', nil
   local back = H.returned(key)
@@ -65,7 +65,7 @@ function H.take(P, sig, owner, prio, seq)
   else
     H.set_head(P, sig, owner, prio, back, nil)
   end
-  return id, entry
+  return id, entry, id ~= nil and not back
 end
 
 -- hands an entry back at its age

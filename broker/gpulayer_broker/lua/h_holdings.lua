@@ -66,11 +66,16 @@ end
 
 -- frees what an attempt holds; true if others on the node could use it
 function H.free(P, j, ref)
+  redis.call('SREM', P .. 'running:' .. j.worker, j.id)
+  redis.call('ZREM', P .. 'leases', j.id)
+  if j.ride ~= '' then
+    if H.leave_ride(P, j) then return false end
+    ref = j.ride
+  end
+  j.freed = true
   local lot = redis.call('HGET', P .. 'held:' .. j.node, ref)
   redis.call('HDEL', P .. 'held:' .. j.node, ref)
   for uuid, share in string.gmatch(j.lots, '([^,]+)/([^,/]+)') do redis.call('HDEL', P .. 'device:' .. uuid, share) end
-  redis.call('SREM', P .. 'running:' .. j.worker, j.id)
   if redis.call('HINCRBY', P .. 'owners', j.owner, -1) <= 0 then redis.call('HDEL', P .. 'owners', j.owner) end
-  redis.call('ZREM', P .. 'leases', j.id)
   return j.lots ~= '' or (lot and not string.find(lot, ' 0 0$'))
 end

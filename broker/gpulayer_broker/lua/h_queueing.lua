@@ -1,16 +1,17 @@
--- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is twenty-one values:
+-- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is twenty-two values:
 -- id, sig, owner, prio, queue, client, delay_ms, prepare, on_outage, idem, digest, kind, name, options, spec, count (calls that an
 -- array stands for, 0 for a plain job), after (ids, comma between), policy ('succeeded' or 'ended'), permit (`key=limit`), rate
--- (`key=limit/window_ms`), keep_ms (how long its result is kept, 0 for the namespace's own time)
+-- (`key=limit/window_ms`), keep_ms (how long its result is kept, 0 for the namespace's own time),
+-- lane (h_rides.lua; '' for none)
 
-H.BLOCK = 21
+H.BLOCK = 22
 
 function H.block(A, i)
   return {id = A[i], sig = A[i + 1], owner = A[i + 2], prio = A[i + 3], queue = A[i + 4], client = A[i + 5], delay = tonumber(A[i + 6]),
           prepare = A[i + 7], on_outage = A[i + 8],
           idem = A[i + 9] ~= '' and A[i + 2] .. '/' .. A[i + 9] or '', digest = A[i + 10], kind = A[i + 11], name = A[i + 12],
           options = A[i + 13], spec = A[i + 14], count = tonumber(A[i + 15]), after = A[i + 16],
-          policy = A[i + 17], permit = A[i + 18], rate = A[i + 19], keep = tonumber(A[i + 20] or '0')}
+          policy = A[i + 17], permit = A[i + 18], rate = A[i + 19], keep = tonumber(A[i + 20]), lane = A[i + 21]}
 end
 
 -- names become parts of keys, and a priority outside 0 to 4 would never be claimed: whatever sends it, it is refused
@@ -63,6 +64,7 @@ function H.create(P, b, g, now)
              'kind', b.kind, 'name', b.name, 'options', b.options, 'prepare', b.prepare, 'attempt', 0, 'seq', seq, 'created_ms', now,
              'state', 'queued')
   local rare = b.count > 0 and {'count', b.count} or {}
+  if b.lane ~= '' then rare[#rare + 1] = 'lane'; rare[#rare + 1] = b.lane end
   if b.keep > 0 then rare[#rare + 1] = 'keep_ms'; rare[#rare + 1] = b.keep end
   if b.client ~= '' then rare[#rare + 1] = 'client'; rare[#rare + 1] = b.client end
   if b.on_outage ~= '' then rare[#rare + 1] = 'on_outage'; rare[#rare + 1] = b.on_outage end

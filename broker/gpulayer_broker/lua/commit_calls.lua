@@ -1,0 +1,33 @@
+-- commit_calls: calls of a lane end, each by its own report, and the worker may claim for the slot that they leave.
+-- Guarantee: as of commit, for each of them: only the holder of its current token, once. What the lane takes is noted with it.
+-- Keys: root. Arguments: how many, then of each id, token, verdict (succeeded, failed, timed_out, cancelled), end reason, the
+--   microseconds that it took (-1: it wrote something, its lane is for single calls; '' says nothing of the lane), n fields (name,
+--   value, … as 2n values), then offer (0 or 1) and the offer.
+-- Returns: {{verdict, …}, grants} with verdicts ok, already, stale or cancelled.
+register('commit_calls', {'allow-oom'}, function(K, A)
+  local P, now, calls, i = K[1], H.now(), {}, 2
+  if tonumber(A[1]) > H.RIDE_MOST then return H.refuse('calls', A[1] .. ' at once') end
+  for n = 1, tonumber(A[1]) do
+    local r, after = H.report_at(A, A[i + 1], A[i + 2], A[i + 3], '0', i + 5)
+    if not r then return after end
+    if r.verdict == 'retry' then return H.refuse('verdict', 'a call of a lane is not tried again by its report') end
+    calls[n] = {id = A[i], us = tonumber(A[i + 4]), report = r}
+    i = after
+  end
+  local verdicts, worker, freed = {}, nil, false
+  for n, call in ipairs(calls) do
+    local j = H.load(P, call.id)
+    verdicts[n] = j and j.parent ~= '' and 'stale' or H.report(P, j, call.report, now)
+    if verdicts[n] == 'ok' or verdicts[n] == 'cancelled' then
+      worker, freed = j.worker, freed or j.freed
+      if call.us and j.lane ~= '' then H.note_lane(P, j.lane, call.us) end
+    end
+  end
+  if worker then redis.call('DEL', P .. 'deaths:' .. worker) end
+  if A[i] ~= '1' then
+    if freed then H.poke(P, worker, now) end
+    return {verdicts, {}}
+  end
+  local grants = H.claim(P, H.offer(A, i + 1), now)
+  return {verdicts, grants[2] or {}, grants[1]}
+end)

@@ -1,0 +1,64 @@
+-- Shared: rides. Calls of one lane (one function with the same needs and settings, in warm processes) that are quick and silent are
+-- granted several at once to one slot, whose warm process runs them one after another. Each has its own token, lease and end; the
+-- slot is held by the ride, from its grant until the last of its calls has left, however that leaves.
+-- lane:<lane> mean microseconds of its calls, for an hour after the last; rides: ride -> calls that have not left. A call's field
+-- `ride` is `<id>/<token>` of the first of them, under which the slot is held.
+
+H.RIDE_US = 20000
+H.RIDE_MOST = 32
+H.GRANTS = 128                                   -- that one claim answers with, at most, but for the first of each slot
+local LANE_MS = 3600000
+local NOT_QUIET = '-'
+
+-- how many calls are worth about 20 ms, at most an eighth of the line, so that others have their share of it
+local function size(P, lane, line)
+  local mean_us = tonumber(redis.call('GET', P .. 'lane:' .. lane) or nil)
+  if not mean_us then return 1 end
+  local most = math.min(H.RIDE_MOST, math.floor(redis.call('XLEN', line) / 8))
+  return math.max(1, math.min(most, math.floor(H.RIDE_US / math.max(1, mean_us))))
+end
+
+-- the calls of a lane that follow a newly read entry in its line and under none of which a worker was lost: {id, entry, facts}, …
+local function followers(P, line, lane, entry, most)
+  local out = {}
+  for _, e in ipairs(redis.call('XRANGE', line, '(' .. entry, '+', 'COUNT', most)) do
+    local id = e[2][2]
+    local v = redis.pcall('HMGET', H.job(P, id), 'state', 'prepare', 'seq', 'attempt', 'lane', 'losses')
+    if v.err or v[1] ~= 'queued' or not tonumber(v[3]) or not tonumber(v[4]) or v[5] ~= lane or v[6] then break end
+    out[#out + 1] = {id, e[1], v}
+  end
+  return out
+end
+
+-- grants, behind the first call of a candidate, those that ride with it; `assign` takes id, entry, facts and ride of each. Calls
+-- with a device go alone
+function H.fill_ride(P, c, lane, entry, first, token, most, assign)
+  if #c.lots > 0 then return end
+  local line, ride = H.stream(P, c.sig, c.owner, c.prio), first .. '/' .. token
+  local count = math.min(most, size(P, lane, line) - 1)
+  if count < 1 then return end
+  local others = followers(P, line, lane, entry, count)
+  if #others == 0 then return end
+  redis.call('XREADGROUP', 'GROUP', 'g', 'held', 'COUNT', #others, 'STREAMS', line, '>')
+  for _, other in ipairs(others) do assign(other[1], other[2], other[3], ride) end
+  H.set_head(P, c.sig, c.owner, c.prio, nil, H.unread(line))
+  redis.call('HSET', P .. 'rides', ride, #others + 1)
+  redis.call('HSET', H.job(P, first), 'ride', ride)
+end
+
+-- a call leaves its ride; whether the ride's slot is held for others still
+function H.leave_ride(P, j)
+  redis.call('HDEL', H.job(P, j.id), 'ride')
+  if redis.call('HINCRBY', P .. 'rides', j.ride, -1) > 0 then return true end
+  redis.call('HDEL', P .. 'rides', j.ride)
+  return false
+end
+
+-- what a call of the lane took, told by its worker; one that wrote something, or left files, keeps its lane to single calls
+function H.note_lane(P, lane, us)
+  local key = P .. 'lane:' .. lane
+  local known = redis.call('GET', key)
+  local old, mean = tonumber(known or nil), NOT_QUIET
+  if us >= 0 and known ~= NOT_QUIET then mean = string.format('%.1f', old and (old + us) / 2 or us) end
+  redis.call('SET', key, mean, 'PX', LANE_MS)
+end

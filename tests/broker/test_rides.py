@@ -1,0 +1,252 @@
+"""Rides: quick, silent calls of one lane are granted several at once to one slot, and each of them ends by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpulayer_broker import functions as fn
+from gpulayer_broker.connection import Link, ReplyError
+from gpulayer_broker.functions import CallEnding, CallsEnding, Committed, DeviceLot, Ending, Grant
+from tests import snapshot
+from tests.checker import violations
+from tests.queueing import Hand, Machine, signature
+
+CPU = signature()
+QUICK_US, SLOW_US = 100, 50_000
+
+
+@pytest.fixture
+def hand(link: Link, root: str) -> Hand:
+    hand = Hand(link, root)
+    hand.introduce(CPU, {"k1": ()})
+    return hand
+
+
+@pytest.fixture
+def worker(hand: Hand) -> Machine:
+    return hand.machine("w1", {CPU: ()}, slots=1)
+
+
+def end(
+    hand: Hand, grants: tuple[Grant, ...], us: int | None = None, verdict: str = "succeeded"
+) -> Committed:
+    calls = tuple(CallEnding(Ending(g.id, g.token, verdict), us) for g in grants)
+    return hand.run(fn.commit(CallsEnding(calls)))
+
+
+def teach(hand: Hand, worker: Machine, us: int = QUICK_US, lane: str = "lane") -> None:
+    """One call of the lane has told how long it took."""
+    hand.submit(CPU, lane=lane)
+    assert end(hand, hand.claim(worker, 1), us).verdicts == ("ok",)
+
+
+def submitted(hand: Hand, count: int, lane: str = "lane") -> list[str]:
+    return [hand.submit(CPU, lane=lane) for _ in range(count)]
+
+
+def sound(hand: Hand) -> bool:
+    return violations(snapshot.read(hand.link, hand.root)) == []
+
+
+def ids(grants: tuple[Grant, ...]) -> list[str]:
+    return [grant.id for grant in grants]
+
+
+def test_calls_of_a_quick_lane_share_a_slot_in_the_order_of_their_age(hand: Hand, worker: Machine) -> None:
+    teach(hand, worker)
+    jobs = submitted(hand, 80)
+
+    grants = hand.claim(worker, 1)
+
+    assert ids(grants) == jobs[:10]  # an eighth of the line
+    assert {grant.ride for grant in grants} == {f"{jobs[0]}/{grants[0].token}"}
+    assert len({grant.token for grant in grants}) == 10
+    assert hand.link.call("HLEN", hand.key("held:w1")) == 1
+    assert sound(hand)
+
+
+def test_the_first_calls_of_a_lane_are_granted_one_by_one(hand: Hand, worker: Machine) -> None:
+    jobs = submitted(hand, 40)
+
+    (grant,) = hand.claim(worker, 1)
+
+    assert (grant.id, grant.ride) == (jobs[0], "")
+
+
+@pytest.mark.parametrize(("us", "most"), [(QUICK_US, 32), (5_000, 4), (SLOW_US, 1), (-1, 1)])
+def test_a_ride_is_worth_about_twenty_milliseconds(hand: Hand, worker: Machine, us: int, most: int) -> None:
+    teach(hand, worker, us)
+    submitted(hand, 400)
+
+    assert len(hand.claim(worker, 1)) == most
+    assert sound(hand)
+
+
+def test_a_lane_that_wrote_something_stays_with_single_calls(hand: Hand, worker: Machine) -> None:
+    teach(hand, worker, -1)
+    teach(hand, worker, QUICK_US)
+    submitted(hand, 80)
+
+    assert len(hand.claim(worker, 1)) == 1
+
+
+def test_calls_of_another_lane_or_of_none_do_not_ride_along(hand: Hand, worker: Machine) -> None:
+    teach(hand, worker)
+    ours = submitted(hand, 2)
+    submitted(hand, 1, lane="other")
+    submitted(hand, 77)
+
+    assert ids(hand.claim(worker, 1)) == ours
+
+
+def test_a_call_under_which_a_worker_was_lost_goes_alone(hand: Hand, worker: Machine) -> None:
+    jobs = submitted(hand, 41)
+    grants = hand.claim(worker, 1)
+    hand.run(fn.release(grants[0].id, grants[0].token, "lost"))
+    teach_by = hand.claim(worker, 1)  # the lost one, again
+    assert ids(teach_by) == [jobs[0]]
+    end(hand, teach_by, QUICK_US)
+    (second, *others) = hand.claim(worker, 1)
+    hand.run(fn.release(second.id, second.token, "lost"))
+    end(hand, tuple(others))
+
+    assert ids(hand.claim(worker, 1)) == [second.id]
+
+
+def test_the_slot_is_held_until_the_last_call_of_a_ride_has_left(hand: Hand, worker: Machine) -> None:
+    teach(hand, worker)
+    submitted(hand, 80)
+    grants = hand.claim(worker, 1)
+
+    for n, grant in enumerate(grants):
+        assert hand.claim(worker, 1) == (), f"{n} calls have left"
+        assert sound(hand)
+        end(hand, (grant,))
+
+    assert hand.link.call("HLEN", hand.key("held:w1")) == 0
+    assert hand.link.call("HLEN", hand.key("rides")) == 0
+    assert sound(hand)
+    assert hand.claim(worker, 1)
+
+
+def test_calls_end_together_each_with_its_own_result_and_the_next_ride_is_claimed(
+    hand: Hand, worker: Machine
+) -> None:
+    teach(hand, worker)
+    jobs = submitted(hand, 80)
+    grants = hand.claim(worker, 1)
+    calls = tuple(
+        CallEnding(
+            Ending(g.id, g.token, "succeeded", fields={"result": str(n), "result_kind": "json"}), QUICK_US
+        )
+        for n, g in enumerate(grants)
+    )
+
+    committed = hand.run(fn.commit(CallsEnding(calls), worker.offer(1)))
+
+    assert committed.verdicts == ("ok",) * 10
+    assert [hand.get(job, "result") for job in jobs[:10]] == [str(n) for n in range(10)]
+    assert ids(committed.claimed.grants) == jobs[10:18]
+    assert sound(hand)
+
+
+def test_a_ride_goes_on_when_one_of_its_calls_is_taken_from_the_worker(hand: Hand, worker: Machine) -> None:
+    teach(hand, worker)
+    submitted(hand, 80)
+    first, second, *others = hand.claim(worker, 1)
+    hand.expire(first.id)
+    hand.tick()
+
+    assert hand.state(first.id) == "queued"
+    assert end(hand, (first, second), QUICK_US).verdicts == ("stale", "ok")
+    assert hand.link.call("HLEN", hand.key("held:w1")) == 1
+    assert sound(hand)
+    end(hand, tuple(others))
+    assert hand.link.call("HLEN", hand.key("held:w1")) == 0
+    assert sound(hand)
+
+
+def test_a_call_is_ended_once_and_only_by_its_holder(hand: Hand, worker: Machine) -> None:
+    teach(hand, worker)
+    submitted(hand, 80)
+    grants = hand.claim(worker, 1)
+    forged = tuple(CallEnding(Ending(g.id, "1:other", "succeeded")) for g in grants)
+
+    assert set(hand.run(fn.commit(CallsEnding(forged))).verdicts) == {"stale"}
+    assert set(end(hand, grants).verdicts) == {"ok"}
+    assert set(end(hand, grants).verdicts) == {"already"}
+    assert sound(hand)
+
+
+def test_a_call_whose_cancel_was_asked_for_ends_so_and_the_others_do_not(hand: Hand, worker: Machine) -> None:
+    teach(hand, worker)
+    submitted(hand, 80)
+    grants = hand.claim(worker, 1)
+    assert hand.run(fn.cancel(grants[1].id))[0] == "asked"
+
+    calls = tuple(
+        CallEnding(Ending(g.id, g.token, "cancelled" if n == 1 else "succeeded"))
+        for n, g in enumerate(grants)
+    )
+
+    verdicts = hand.run(fn.commit(CallsEnding(calls))).verdicts
+    assert verdicts == ("ok", "cancelled", *["ok"] * 8)
+    assert hand.state(grants[1].id) == "cancelled"
+    assert sound(hand)
+
+
+def test_a_call_that_is_handed_back_runs_again_at_its_old_age(hand: Hand, worker: Machine) -> None:
+    teach(hand, worker)
+    submitted(hand, 80)
+    grants = hand.claim(worker, 1)
+    hand.run(fn.release(grants[4].id, grants[4].token, "returned"))
+    end(hand, (*grants[:4], *grants[5:]))
+
+    (again, *_) = hand.claim(worker, 1)
+
+    assert (again.id, again.attempt, again.losses) == (grants[4].id, 2, 0)
+    assert sound(hand)
+
+
+def test_a_lost_answer_grants_the_same_ride_again(hand: Hand, worker: Machine) -> None:
+    teach(hand, worker)
+    submitted(hand, 80)
+
+    first = hand.claim(worker, 1, nonce="n" * 32)
+
+    assert hand.claim(worker, 1, nonce="n" * 32) == first
+    assert len(first) == 10
+
+
+def test_calls_with_a_device_do_not_share_it(hand: Hand) -> None:
+    gpu = signature(gpus=1, tag="gpu")
+    lots = (DeviceLot("G1", 0, 0, 1000),)
+    worker = hand.machine("w1", {CPU: ()}, slots=1, lots=lots)
+    hand.introduce(gpu, {"k1": (0,)})
+    hand.submit(gpu, lane="lane")
+    end(hand, hand.claim(worker, 1), QUICK_US)
+    for _ in range(80):
+        hand.submit(gpu, lane="lane")
+
+    assert len(hand.claim(worker, 1)) == 1
+
+
+def test_a_ride_counts_as_one_job_in_fair_share(hand: Hand, worker: Machine) -> None:
+    teach(hand, worker)
+    submitted(hand, 80)
+    hand.claim(worker, 1)
+
+    assert hand.link.call("HGETALL", hand.key("owners")) == [b"local", b"1"]
+
+
+def test_a_lane_asks_for_no_retry_by_report_and_bounds_how_many_end_at_once(
+    hand: Hand, worker: Machine
+) -> None:
+    job = hand.submit(CPU, lane="lane")
+    (grant,) = hand.claim(worker, 1)
+
+    with pytest.raises(ReplyError, match="not tried again"):
+        end(hand, (grant,), verdict="retry")
+    with pytest.raises(ReplyError, match="33 at once"):
+        end(hand, (grant,) * 33)
+    assert hand.state(job) == "running"
