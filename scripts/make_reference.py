@@ -1,4 +1,5 @@
-"""Writes what the documentation can read off the code: the reference pages, and the tables in CONTRIBUTING.md.
+"""Writes what the documentation can read off the code: the reference pages, and tables in README.md, CONTRIBUTING.md,
+the architecture overview and the status page.
 
     python scripts/make_reference.py            writes them
     python scripts/make_reference.py --check    says which are not what the code says, and ends with 1
@@ -334,6 +335,15 @@ def end_reasons_table() -> str:
     )
 
 
+def support_words() -> str:
+    """One word for each accelerator and kind of job; where and how is on the status page."""
+    from gpulayer.support import KINDS, load_support, validation
+
+    accelerators = dict.fromkeys(entry.accelerator for entry in load_support())
+    rows = ((f"`{each}`", *(validation(each)[kind] for kind in KINDS)) for each in accelerators)
+    return table(("accelerator", *(f"{kind} jobs" for kind in KINDS)), rows)
+
+
 def filled(text: str, tables: dict[str, str]) -> str:
     """The text with each table between its markers."""
     for name, content in tables.items():
@@ -347,7 +357,10 @@ def filled(text: str, tables: dict[str, str]) -> str:
 
 def pages() -> dict[Path, str]:
     """Every page that this writes, and its text."""
+    from gpulayer.support import support_table
+
     contributing, states = ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture" / "overview.md"
+    readme, status = ROOT / "README.md", ROOT / "docs" / "project" / "status.md"
     return {
         REFERENCE / "cli.md": cli_page(),
         REFERENCE / "sdk.md": sdk_page(),
@@ -356,6 +369,8 @@ def pages() -> dict[Path, str]:
             contributing.read_text(), {"keys": keys_table(), "functions": functions_table()}
         ),
         states: filled(states.read_text(), {"transitions": transitions_table(), "ends": end_reasons_table()}),
+        readme: filled(readme.read_text(), {"support": support_words()}),
+        status: filled(status.read_text(), {"support": support_table() + "\n"}),
     }
 
 
