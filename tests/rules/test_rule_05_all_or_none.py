@@ -6,6 +6,8 @@ several machines, and waiting room for whole machines, come with gangs.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.checker import running
@@ -25,15 +27,18 @@ def devices(place: Place) -> Place:
     return place
 
 
-def test_racing_claims_never_hold_a_part_of_what_a_job_asks_for(devices: Place) -> None:
-    """Jobs of two and of three devices race for five: each grant is whole, and after each round the ledger is empty."""
+@pytest.mark.parametrize("shares", [1, 2])
+def test_racing_claims_never_hold_a_part_of_what_a_job_asks_for(devices: Place, shares: int) -> None:
+    """Jobs of two and of three devices race for five: each grant is whole, and in the end the ledger is empty.
+    Two shares of one device are not two devices."""
+    offered = tuple(replace(lot, share=share) for lot in lots(5) for share in range(shares))
     with devices.hand() as hand:
         for n in range(60):
             hand.submit(PAIR if n % 2 else TRIPLE)
 
     def work(name: str) -> None:
         with devices.hand() as hand:
-            machine = hand.machine(name, node="n", slots=4, lots=lots(5))
+            machine = hand.machine(name, node="n", slots=4, lots=offered)
             idle = 0
             while idle < 20:
                 grants = hand.claim(machine, 1)
