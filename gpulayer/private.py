@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpulayer_broker.embedded import (
     STOP_DEADLINE_S,
+    ServerInfo,
     hold_in_use,
     running_server,
     server_answers,
@@ -28,6 +29,7 @@ from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable
 from gpulayer_broker.folders import Folders, locate_folders
 from gpulayer_broker.locks import FileLock, holder_pid, is_held, wait_lock, wait_until_free
 from gpulayer_broker.settings import Settings, load_settings
+from gpulayer_broker.stopped import go_on, holder_goes_on, is_stopped
 
 if TYPE_CHECKING:
     from gpulayer_broker.connection import Endpoint
@@ -53,6 +55,8 @@ def ensure_private(
         )
     folders = locate_folders().create()
     _take_share(folders)
+    # One that stands still holds its lock and keeps nothing; server and worker it lets go on itself.
+    holder_goes_on(folders.supervisor_lock)
     end = time.monotonic() + deadline_s
     waited = False
     while not (is_held(folders.supervisor_lock) and server_answers(folders)):
@@ -96,7 +100,7 @@ def status() -> dict[str, Any]:
     server = running_server(folders)
     return {
         "supervisor": _process(ids["supervisor"]),
-        "server": None if server is None else {**_process_facts(server.pid), "version": server.version},
+        "server": None if server is None else _server(server, folders),
         "worker": _process(ids["worker"]),
         "socket": server_endpoint(folders).path,
         "data": str(folders.state),
@@ -148,6 +152,11 @@ def _process_ids(folders: Folders) -> dict[str, int | None]:
     }
 
 
+def _server(server: ServerInfo, folders: Folders) -> dict[str, Any]:
+    answers = bool(server.version) and server_answers(folders)
+    return {**_process_facts(server.pid), "version": server.version or None, "answers": answers}
+
+
 def _process(pid: int | None) -> dict[str, Any] | None:
     return None if pid is None else _process_facts(pid)
 
@@ -155,10 +164,11 @@ def _process(pid: int | None) -> dict[str, Any] | None:
 def _process_facts(pid: int) -> dict[str, Any]:
     import psutil
 
+    facts = {"pid": pid, "stopped": is_stopped(pid)}
     try:
-        return {"pid": pid, "uptime_s": round(time.time() - psutil.Process(pid).create_time(), 1)}
+        return {**facts, "uptime_s": round(time.time() - psutil.Process(pid).create_time(), 1)}
     except psutil.Error:
-        return {"pid": pid, "uptime_s": None}
+        return {**facts, "uptime_s": None}
 
 
 def _take_share(folders: Folders) -> None:
@@ -199,6 +209,7 @@ def _stop_supervisor(folders: Folders, pid: int, deadline_s: float) -> None:
     with suppress(psutil.NoSuchProcess):
         supervisor = psutil.Process(pid)
         supervisor.send_signal(signal.SIGTERM)
+        go_on(pid)
         if not wait_until_free(folders.supervisor_lock, deadline_s):
             supervisor.kill()
         end = time.monotonic() + EXIT_S

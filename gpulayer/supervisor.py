@@ -36,6 +36,7 @@ from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable,
 from gpulayer_broker.folders import Folders
 from gpulayer_broker.locks import FileLock, block_until_free, holder_pid, is_held
 from gpulayer_broker.settings import Settings
+from gpulayer_broker.stopped import go_on, holder_goes_on
 from gpulayer_broker.store.local import LocalStore
 
 log = logging.getLogger("gpulayer.supervisor")
@@ -44,6 +45,7 @@ LOG_MOST_BYTES = 4 * 1024 * 1024
 LOG_KEPT_BYTES = 1024 * 1024
 CHECK_MOST_S = 5.0
 SYNC_EVERY_S = 1.0
+LOOK_EVERY_S = 1.0
 TIDY_EVERY_S = 3600.0
 KEEPER_JOIN_S = 0.2
 LOAD_DEADLINE_S = 600.0
@@ -95,7 +97,13 @@ class Supervisor:
         self._served = threading.Event()
         self._keepers = [
             threading.Thread(target=self._guarded, args=(keep,), name=keep.__name__, daemon=True)
-            for keep in (self._keep_server, self._keep_worker, self._keep_synced, self._keep_tidy)
+            for keep in (
+                self._keep_server,
+                self._keep_worker,
+                self._keep_moving,
+                self._keep_synced,
+                self._keep_tidy,
+            )
         ]
         self._server_since = math.inf
         self._exit_code = 0
@@ -138,8 +146,11 @@ class Supervisor:
     def _fail(self, error: GpulayerError) -> None:
         """Give up, with the reason where the waiting client looks for it."""
         log.error("%s", error)
-        self._folders.supervisor_failure.write_text(str(error))
         self._exit_code = error.exit_code
+        try:
+            self._folders.supervisor_failure.write_text(str(error))
+        except OSError as refused:  # its log tells then, if anything can
+            log.error("%s cannot be written: %s", self._folders.supervisor_failure, refused)
         self._stopping.set()
         self._wake()
 
@@ -199,6 +210,13 @@ class Supervisor:
                 return
             log.info("worker %d started", child.pid)
             log.warning("worker %d ended with code %d", child.pid, child.wait())
+
+    def _keep_moving(self) -> None:
+        """A job may stop the processes that it depends on, and their locks would be held for ever."""
+        while not self._stopping.wait(LOOK_EVERY_S):
+            for name, lock in (("queue server", self._folders.server_lock), ("worker", self._worker_lock)):
+                if pid := holder_goes_on(lock):
+                    log.warning("%s %d was stopped: it is told to go on", name, pid)
 
     def _keep_synced(self) -> None:
         """A power cut costs what was written since the last round."""
@@ -323,8 +341,10 @@ def stop_worker(
 
 
 def _signal(pid: int, number: int) -> None:
+    """A process that stands still meets its signal when it goes on."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
+    go_on(pid)
 
 
 def _spawn(command: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -29,6 +29,7 @@ from gpulayer_broker.folders import Folders
 from gpulayer_broker.locks import FileLock, holder_pid, is_held, try_lock, wait_lock, wait_until_free
 from gpulayer_broker.server_binary import HOW_TO_GET_ONE, binaries
 from gpulayer_broker.server_check import server_facts
+from gpulayer_broker.stopped import holder_goes_on
 
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 30.0
@@ -41,7 +42,7 @@ LOG_KEPT_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A running private server."""
+    """A running private server; one that does not answer tells no version."""
 
     pid: int
     version: str
@@ -107,7 +108,7 @@ def running_server(folders: Folders) -> ServerInfo | None:
             facts = server_facts(link, "server")
     except QueueUnreachable:
         facts = {}
-    version = facts.get("valkey_version") or facts.get("redis_version") or "not answering"
+    version = facts.get("valkey_version") or facts.get("redis_version") or ""
     uptime_s = int(facts.get("uptime_in_seconds", "0"))
     return ServerInfo(pid, version, uptime_s, server_socket(folders), folders.queue)
 
@@ -116,6 +117,7 @@ def stop_server(folders: Folders, *, deadline_s: float = STOP_DEADLINE_S) -> boo
     """Stop the server, its file synced, and wait for the end of its process; False when none ran."""
     if not is_held(folders.server_lock):
         return False
+    holder_goes_on(folders.server_lock)
     try:
         with Link(server_endpoint(folders), socket_timeout_s=PROBE_TIMEOUT_S) as link:
             link.call("SHUTDOWN", "NOSAVE", timeout_s=deadline_s)
@@ -128,7 +130,12 @@ def stop_server(folders: Folders, *, deadline_s: float = STOP_DEADLINE_S) -> boo
             f"the private queue server does not stop: {error}; see {server_log(folders)}"
         ) from None
     if not wait_until_free(folders.server_lock, deadline_s):
-        raise ConfigError(f"the private queue server (pid {holder_pid(folders.server_lock)}) does not stop")
+        # What it acknowledged is in its file: only a part that is overdue anyway is cut short.
+        terminate_server(folders, signal.SIGKILL)
+        if not wait_until_free(folders.server_lock, deadline_s):
+            raise ConfigError(
+                f"the private queue server (pid {holder_pid(folders.server_lock)}) does not stop"
+            )
     return True
 
 
@@ -266,14 +273,14 @@ def _spawn(folders: Folders, lock: FileLock, choices: list[Path]) -> subprocess.
     raise ConfigError(HOW_TO_GET_ONE)
 
 
-def terminate_server(folders: Folders) -> None:
-    """SIGTERM to the lock's holder, if that process is this folder's server."""
+def terminate_server(folders: Folders, number: int = signal.SIGTERM) -> None:
+    """SIGTERM, or another signal, to the lock's holder, if that process is this folder's server."""
     import psutil
 
     pid = holder_pid(folders.server_lock)
     with suppress(psutil.Error):
         if pid is not None and str(_configuration(folders)) in psutil.Process(pid).cmdline():
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
 
 
 def _why_it_ended(folders: Folders, log_start: int) -> str:

@@ -92,9 +92,15 @@ def is_held(path: Path) -> bool:
 
 def holder_pid(path: Path) -> int | None:
     """The process id that the lock's holder recorded; None when nobody holds it."""
-    if not is_held(path):
+    return recorded_pid(path) if is_held(path) else None
+
+
+def recorded_pid(path: Path) -> int | None:
+    """The process id that the lock's last holder recorded, which may have ended by now."""
+    try:
+        text = path.read_text().strip()
+    except FileNotFoundError:
         return None
-    text = path.read_text().strip()
     return int(text) if text.isdigit() else None
 
 

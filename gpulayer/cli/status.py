@@ -23,15 +23,23 @@ def show_status(
     document: dict[str, Any] = {"schema": 1, "target": found.name}
     if found.is_private:
         from gpulayer.private import status
+        from gpulayer_broker.endpoint import Endpoint
 
         document.update(status())
-    if not found.is_private or document["server"] is not None:
+        if _answers(document["server"]):
+            # Not by way of the target, which would start what is missing.
+            document.update(_queue(None, Endpoint.unix(document["socket"]).url))
+    else:
         document.update(_queue(target, redis))
     if json:
         print_json(document)
     else:
         print_facts(_facts(document))
     return 0
+
+
+def _answers(server: dict[str, Any] | None) -> bool:
+    return server is not None and server["answers"]
 
 
 def _queue(target: str | None, redis: str | None) -> dict[str, Any]:
@@ -67,4 +75,6 @@ def _process(facts: dict[str, Any] | None) -> str:
         return "not running"
     up = f", up {format_duration(facts['uptime_s'])}" if facts.get("uptime_s") is not None else ""
     version = f" {facts['version']}" if facts.get("version") else ""
-    return f"pid {facts['pid']}{version}{up}"
+    silent = "" if facts.get("answers", True) else ", does not answer"
+    stopped = f", stopped (kill -CONT {facts['pid']} lets it go on)" if facts["stopped"] else ""
+    return f"pid {facts['pid']}{version}{up}{silent}{stopped}"

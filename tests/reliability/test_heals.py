@@ -1,12 +1,13 @@
-"""Each part of the private set-up killed in the middle of a map: the list is right, and all parts run again.
+"""Each part of the private set-up killed or stopped in the middle of a map: the list is right, and all parts run again.
 
-The parts: supervisor, queue server, worker, fork server, a job's process. A killed process of a job is a failed attempt
-of it, so the map has retries. Afterwards `gpulayer down` leaves no process.
+The parts: supervisor, queue server, worker, fork server, a job's process (fresh), a process of many calls (warm). A
+killed process of a job is a failed attempt of it, so the map has retries. Afterwards `gpulayer down` leaves no process.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from gpulayer import client as clients
 from gpulayer import private
 from gpulayer.cli import run
 from gpulayer.client import Client
+from gpulayer_broker.folders import locate_folders
 from gpulayer_broker.settings import load_settings
+from gpulayer_broker.stopped import is_stopped
 from tests.reliability.nemesis import fork_servers, is_gone, job_processes, kill
 from tests.support import PATIENCE_S, wait_until
 
@@ -91,23 +94,33 @@ def processes_of_set_up(state: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("victim", "isolation"),
-    [
-        *((victim, "fresh") for victim in VICTIMS),
-        ("worker", "warm"),
-        ("fork server", "warm"),
-        ("job", "warm"),
-    ],
-)
-def test_a_map_is_right_and_all_parts_run_again_whatever_is_killed(
-    victim: str, isolation: str, state: Path, tmp_path: Path
-) -> None:
-    begun = tmp_path / "begun"
-    begun.mkdir()
-    function = gl.remote(square, retries=3, isolation=isolation)
+def roles() -> dict[str, bool]:
+    """Which parts run; a fork server is there from its worker's first job on."""
+    return {**{name: service(name) > 0 for name in SERVICES}, "fork server": one_of(fork_servers) > 0}
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """Where each call leaves a file when it begins."""
+    folder = tmp_path / "begun"
+    folder.mkdir()
+    return folder
+
+
+def in_the_middle(function: gl.RemoteFunction[..., int], begun: Path) -> gl.MapResult[int]:
+    """A map of which some calls have begun."""
     calls = function.starmap([(n, str(begun)) for n in range(COUNT)])
     wait_until(lambda: len(os.listdir(begun)) >= BEFORE, ALL_S, f"{BEFORE} calls have begun")
+    return calls
+
+
+@pytest.mark.parametrize("isolation", ["fresh", "warm"])
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_map_is_right_and_all_parts_run_again_whatever_is_killed(
+    victim: str, isolation: str, state: Path, begun: Path
+) -> None:
+    function = gl.remote(square, retries=3, isolation=isolation)
+    calls = in_the_middle(function, begun)
     before = {name: service(name) for name in SERVICES}
 
     killed = wait_until(lambda: killed_of(victim), PATIENCE_S, f"a {victim} is killed", every=0.001)
@@ -115,12 +128,60 @@ def test_a_map_is_right_and_all_parts_run_again_whatever_is_killed(
 
     assert calls.results() == [n * n for n in range(COUNT)]
     wait_until(lambda: is_gone(killed), PATIENCE_S, f"process {killed} is gone")
-    private.ensure_private(
-        load_settings()
-    )  # as any command of the user does; none is needed but for a supervisor
+    # As any command of the user does; none is needed but for a supervisor.
+    private.ensure_private(load_settings())
     after = {name: service(name) for name in SERVICES}
     assert {name for name in SERVICES if after[name] != before[name]} == {victim} & set(SERVICES)
     assert function.delay(7, str(begun)).result(ALL_S) == 49
+    assert all(roles().values())
 
     assert run(["down"]) == 0
     wait_until(lambda: not processes_of_set_up(state), PATIENCE_S, "no process of the set-up is left")
+
+
+def was_told_to_go_on(pid: int) -> bool:
+    folders = locate_folders()
+    logs = (folders.supervisor_log, folders.state / "worker.log")
+    return any(f"{pid} was stopped: it is told to go on" in log.read_text() for log in logs)
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "server", "worker", "fork server"])
+def test_a_map_is_right_and_nothing_is_started_anew_whatever_is_stopped(
+    victim: str, state: Path, begun: Path
+) -> None:
+    """SIGSTOP, which a job can send to what it depends on: the supervisor lets the others go on, a command lets it."""
+    function = gl.remote(square)
+    calls = in_the_middle(function, begun)
+    before = {name: service(name) for name in SERVICES}
+    stopped = VICTIMS[victim]()
+
+    os.kill(stopped, signal.SIGSTOP)
+
+    assert calls.results() == [n * n for n in range(COUNT)]
+    if victim == "supervisor":
+        assert is_stopped(stopped)
+    else:
+        wait_until(lambda: was_told_to_go_on(stopped), PATIENCE_S, f"the {victim} is told to go on")
+    private.ensure_private(load_settings())
+    wait_until(lambda: not is_stopped(stopped), PATIENCE_S, f"the {victim} goes on")
+    assert {name: service(name) for name in SERVICES} == before
+    assert all(roles().values())
+
+    assert run(["down"]) == 0
+    wait_until(lambda: not processes_of_set_up(state), PATIENCE_S, "no process of the set-up is left")
+
+
+def test_down_ends_a_set_up_that_stands_still(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gl.remote(square).delay(3, str(state)).result(ALL_S) == 9
+    pids = [service(name) for name in SERVICES]
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGSTOP)
+
+    assert run(["status"]) == 0
+    shown = capsys.readouterr().out
+    assert [f", stopped (kill -CONT {pid} lets it go on)" in shown for pid in pids] == [True] * 3
+    assert ", does not answer" in shown
+
+    assert run(["down"]) == 0
+    assert not processes_of_set_up(state)
+    assert "killing it" not in (locate_folders().supervisor_log).read_text()

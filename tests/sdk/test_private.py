@@ -21,6 +21,7 @@ from gpulayer_broker.errors import ConfigError
 from gpulayer_broker.folders import Folders, locate_folders
 from gpulayer_broker.locks import holder_pid, is_held
 from gpulayer_broker.settings import Settings
+from gpulayer_broker.stopped import is_stopped
 from tests.support import PATIENCE_S, wait_until
 
 SETTINGS = Settings(term_grace_s=1)
@@ -177,6 +178,50 @@ def test_a_killed_worker_comes_back(folders: Folders, worker: list[str]) -> None
     kill(before)
 
     wait_until(lambda: pid_of("worker") != before, PATIENCE_S, "another worker lives")
+
+
+@pytest.mark.parametrize("part", ["server", "worker"])
+def test_a_part_that_is_stopped_is_told_to_go_on(folders: Folders, worker: list[str], part: str) -> None:
+    start(worker).close()
+    pid = pid_of(part)
+
+    os.kill(pid, signal.SIGSTOP)
+
+    told = f"{pid} was stopped: it is told to go on"
+    wait_until(lambda: told in folders.supervisor_log.read_text(), PATIENCE_S, f"the {part} is told")
+    wait_until(lambda: not is_stopped(pid), PATIENCE_S, f"the {part} goes on")
+    assert pid_of(part) == pid
+
+
+def test_a_supervisor_that_is_stopped_goes_on_with_the_next_command(
+    folders: Folders, worker: list[str]
+) -> None:
+    start(worker).close()
+    supervisor = pid_of("supervisor")
+    os.kill(supervisor, signal.SIGSTOP)
+    wait_until(lambda: private.status()["supervisor"]["stopped"], PATIENCE_S, "the supervisor stands still")
+
+    start(worker).close()
+
+    wait_until(lambda: not is_stopped(supervisor), PATIENCE_S, "the supervisor goes on")
+    assert pid_of("supervisor") == supervisor
+
+
+def test_a_server_that_does_not_answer_is_told_of_and_not_waited_for(
+    folders: Folders, worker: list[str]
+) -> None:
+    start(worker).close()
+    server, supervisor = pid_of("server"), pid_of("supervisor")
+    os.kill(supervisor, signal.SIGSTOP)
+    os.kill(server, signal.SIGSTOP)
+
+    facts = wait_until(
+        lambda: (found := private.status()["server"])["stopped"] and found,
+        PATIENCE_S,
+        "the server stands still",
+    )
+
+    assert (facts["pid"], facts["answers"], facts["version"]) == (server, False, None)
 
 
 def test_a_new_supervisor_adopts_server_and_worker(folders: Folders, worker: list[str]) -> None:
