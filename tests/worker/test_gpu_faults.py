@@ -18,8 +18,10 @@ from tests.worker.nvml.scenario import GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, Dri
 from tests.worker.test_gpu_jobs import SEEN, cancel, seen_by, shell, text_of
 from tests.workers import Desk, WorkerProcess
 
-# How often the machine is looked at, and how long a driver may take, for tests that wait for it.
-OFTEN = {"probe_every_s": 0.5, "probe_limit_s": 1.0, "heartbeat_s": 0.2}
+# How often the machine is looked at, and how long a driver may take, for tests that wait for it. A driver that
+# answers is given its time, however busy the machine is: between two children an error would be heard by none.
+OFTEN = {"probe_every_s": 0.5, "probe_limit_s": 20.0, "heartbeat_s": 0.2}
+IMPATIENT = {**OFTEN, "probe_limit_s": 1.0}
 
 
 @pytest.fixture
@@ -239,7 +241,7 @@ def test_a_worker_whose_driver_hangs_from_the_start_runs_cpu_jobs_and_gets_its_g
     desk: Desk, hire: Hire, driver: Driver
 ) -> None:
     driver.show(Gpu(0)).hang("nvmlInitWithFlags")
-    hire(environment=driver.environment, **OFTEN)
+    hire(environment=driver.environment, **IMPATIENT)
     job = shell(desk, SEEN, gpus=1)
 
     assert seen_by(desk).startswith("cpu")
@@ -270,7 +272,7 @@ def test_jobs_on_the_gpus_of_a_driver_that_stays_silent_are_handed_back(
     desk: Desk, hire: Hire, driver: Driver
 ) -> None:
     driver.show(Gpu(0))
-    hire(environment=driver.environment, **{**OFTEN, "probe_limit_s": 0.5})
+    hire(environment=driver.environment, **IMPATIENT)
     job = shell(desk, f"[ $GPULAYER_ATTEMPT = 2 ] || sleep 60; {SEEN}", gpus=1)
     desk.reaches(job, "running")
 

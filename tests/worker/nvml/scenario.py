@@ -15,8 +15,7 @@ from gpulayer_broker.units import GIB, MIB
 SOURCE = Path(__file__).with_name("stand_in.c")
 LIBRARY = "libnvidia-ml.so.1"
 
-LIB_RM_VERSION_MISMATCH, NOT_SUPPORTED, FUNCTION_NOT_FOUND = 18, 3, 13
-GPU_IS_LOST, RESET_REQUIRED, DRIVER_NOT_LOADED, NO_PERMISSION, UNKNOWN = 15, 16, 9, 4, 999
+NOT_SUPPORTED, GPU_IS_LOST, RESET_REQUIRED, LIB_RM_VERSION_MISMATCH = 3, 15, 16, 18
 
 
 @dataclass(frozen=True)
@@ -121,13 +120,17 @@ class Driver:
         return self
 
 
-def build_library(folder: Path) -> Path:
-    """Compiles the stand-in; skips where there is no C compiler."""
+def build_library(folder: Path, without: str = "") -> Path:
+    """Compiles the stand-in, `without` one function as an older driver lacks it; skips where there is no compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs cc: apt-get install gcc")
     library = folder / LIBRARY
     command = [compiler, "-O1", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}", "-o", str(library), str(SOURCE)]
+    if without:
+        names = folder / "names"
+        names.write_text(f"{{ local: {without}; }};\n")
+        command.append(f"-Wl,--version-script={names}")
     subprocess.run(command, check=True)
     return library
 

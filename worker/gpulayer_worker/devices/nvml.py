@@ -28,8 +28,8 @@ REASONS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: LOST,
     pynvml.NVML_ERROR_RESET_REQUIRED: RESET,
 }
-# The device is gone or will not compute, whichever function says so.
-FATAL = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_NO_PERMISSION)
+# The device is gone or will not compute, whichever function says so of what it does now.
+FATAL = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
 
 
 class WrongMemory(Exception):
@@ -72,8 +72,11 @@ class Nvml:
         except NVMLError as error:
             return [self._unreachable(index, reason_of(error))]
         device = self._device(index, handle)
-        if not device.usable or not _mig_is_on(handle):
-            return [device]
+        try:
+            if not device.usable or not _mig_is_on(handle):
+                return [device]
+        except NVMLError as error:
+            return [device.unusable(reason_of(error))]
         slices = [self._slice(device, part) for part in _slices(handle)]
         return slices or [device.unusable("MIG is on and no slice is made; nvidia-smi mig -cgi")]
 
@@ -151,7 +154,7 @@ class Nvml:
             pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
             pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
         ):
-            entries = _told(lambda ask=ask: ask(handle))  # type: ignore[misc]
+            entries = _does(lambda ask=ask: ask(handle))  # type: ignore[misc]
             listed = listed or entries is not None
             for entry in entries or ():
                 known = found.get(entry.pid)
@@ -198,7 +201,15 @@ def _done(_: object) -> bool:
 
 
 def _told(ask: Callable[[], T]) -> T | None:
-    """The answer; None where this driver does not give it. What costs the device its use is raised."""
+    """A fact; None where this driver does not tell it, for whatever reason."""
+    try:
+        return ask()
+    except NVMLError:
+        return None
+
+
+def _does(ask: Callable[[], T]) -> T | None:
+    """What a device does now; None where this driver does not tell it. That it will not compute is raised."""
     try:
         return ask()
     except NVMLError as error:
@@ -218,12 +229,12 @@ def _memory_of(handle: Any) -> Any:
 
 
 def _utilisation(handle: Any) -> int | None:
-    rates = _told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+    rates = _does(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
     return None if rates is None else int(rates.gpu)
 
 
 def _mig_is_on(handle: Any) -> bool:
-    mode = _told(lambda: pynvml.nvmlDeviceGetMigMode(handle))
+    mode = _does(lambda: pynvml.nvmlDeviceGetMigMode(handle))
     return mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
