@@ -52,6 +52,21 @@ def start(folders: Folders) -> Link:
     return connect(ensure_server(folders, binary=BINARY))
 
 
+def test_freed_memory_of_the_server_is_at_hand_unless_the_user_says_otherwise(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a long queue makes every call dearer; of two settings of one tunable the last holds."""
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=9")
+    told = tmp_path / "told"
+    tells = tmp_path / "server"
+    tells.write_text(f'#!/bin/sh\necho "$GLIBC_TUNABLES" > {told}\nexec {BINARY} "$@"\n')
+    tells.chmod(0o700)
+
+    connect(ensure_server(folders, binary=tells)).close()
+
+    assert told.read_text() == "glibc.malloc.tcache_count=200:glibc.malloc.tcache_count=9\n"
+
+
 def test_a_server_is_started_once_and_then_found(folders: Folders) -> None:
     first = ensure_server(folders, binary=BINARY)
     pid = holder_pid(folders.server_lock)
