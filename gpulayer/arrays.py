@@ -10,17 +10,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from gpulayer.handle import Job
-from gpulayer.mapping import Item, Manner, MapResult, Window
+from gpulayer.manner import Manner, Window
+from gpulayer.mapping import Item, MapResult
+from gpulayer.opened import Opened
 from gpulayer.outcome import item_missing, item_value
+from gpulayer.slots import Slot
 from gpulayer_broker.items import ItemOutcome, read_outcomes
 from gpulayer_broker.job import FAILED, SUCCEEDED
-
-if TYPE_CHECKING:
-    from gpulayer.client import Client
-    from gpulayer.slots import Slot
 
 R = TypeVar("R", covariant=True)
 
@@ -76,7 +75,7 @@ class Part:
         """Whether nothing more will be learned of an item."""
         return self.over or self.outcomes[number] is not None
 
-    def take(self, client: Client) -> None:
+    def take(self, opened: Opened) -> None:
         """Takes in what has arrived, and reads from the queue what did not arrive."""
         slot = self.job._slot
         with self._news:
@@ -86,13 +85,13 @@ class Part:
             ended, missing, self._unsure = self._ended, self._unsure, False
             arrived, self._arrived = self._arrived, deque()
         try:
-            self._take_in(client, arrived, ended, missing)
+            self._take_in(opened, arrived, ended, missing)
         except BaseException:
             self.missed()  # what was taken is read again
             raise
 
     def _take_in(
-        self, client: Client, arrived: Iterable[tuple[int, bytes]], ended: bool, missing: bool
+        self, opened: Opened, arrived: Iterable[tuple[int, bytes]], ended: bool, missing: bool
     ) -> None:
         for start, data in arrived:
             if data:
@@ -100,14 +99,14 @@ class Part:
             else:
                 missing = True
         if missing or (ended and len(self.order) < self.count):
-            self._fetch(client)
+            self._fetch(opened)
         if len(self.order) == self.count:
             self.over = True
         elif ended:
             self._give_up()
 
-    def _fetch(self, client: Client) -> None:
-        pages = client._session.attempt(lambda queue: queue.pages(self.job.id, self._starts))
+    def _fetch(self, opened: Opened) -> None:
+        pages = opened.session.attempt(lambda queue: queue.pages(self.job.id, self._starts))
         for start in sorted(pages):
             self._keep(start, pages[start])
 
@@ -126,12 +125,12 @@ class Part:
         self.order += [number for number, outcome in enumerate(self.outcomes) if outcome is None]
         self.over = True
 
-    def value(self, client: Client, number: int) -> Any:
+    def value(self, opened: Opened, number: int) -> Any:
         """What an item came to, once that is known; its error is raised."""
         outcome = self.outcomes[number]
         if outcome is None:
             raise item_missing(self.job.record, number)
-        return item_value(client._session, self.job.id, number, outcome, trusted=client.trusts_workers)
+        return item_value(opened.session, self.job.id, number, outcome, trusted=opened.trusts_workers)
 
     def state(self, number: int) -> str:
         """How an item ended; as its array did where nothing is known of it."""
@@ -146,7 +145,7 @@ class ArrayResult(MapResult[R]):
 
     def __init__(
         self,
-        client: Client,
+        opened: Opened,
         arrays: Iterator[tuple[Job[R], int]],
         manner: Manner,
         *,
@@ -154,7 +153,7 @@ class ArrayResult(MapResult[R]):
         window: Window | None = None,
     ) -> None:
         """`arrays` gives each array with the number of its items; of a map without a length, when it is asked for."""
-        super().__init__(client, manner, sized=sized)
+        super().__init__(opened, manner, sized=sized)
         self._arrays = arrays
         self._window = window or Window(1)
         self._news = threading.Condition()
@@ -171,7 +170,7 @@ class ArrayResult(MapResult[R]):
             return False
         job, count = found
         part = Part(job, self._total, count, self._news)
-        self._client._waiter.follow(job._slot, part)
+        self._opened.waiter.follow(job._slot, part)
         self._parts.append(part)
         self._total += count
         return True
@@ -186,7 +185,7 @@ class ArrayResult(MapResult[R]):
 
     def cancel(self) -> int:
         left = sum(part.count - len(part.order) for part in self._parts if not part.over)
-        asked = self._client._cancel_many([part.job.id for part in self._parts if not part.over])
+        asked = self._opened.cancel_many([part.job.id for part in self._parts if not part.over])
         return left if asked else 0
 
     def _calls(self) -> int:
@@ -210,7 +209,7 @@ class ArrayResult(MapResult[R]):
                     if part.outcomes[number] is None:
                         self._until(partial(part.knows, number))
                     part.read += 1
-                    yield partial(part.value, self._client, number)
+                    yield partial(part.value, self._opened, number)
         finally:
             self._ignore(listening)
 
@@ -249,7 +248,7 @@ class ArrayResult(MapResult[R]):
             number = part.order[at]
             at += 1
             given[part] = part.read = at
-            read = partial(part.value, self._client, number)
+            read = partial(part.value, self._opened, number)
             yield Item(part.first + number, part.job, part.state(number), read)
 
     def _fill(self, listening: set[Part]) -> bool:
@@ -282,7 +281,7 @@ class ArrayResult(MapResult[R]):
             with self._taking:
                 for part in self._parts:
                     if part.has_news:
-                        part.take(self._client)
+                        part.take(self._opened)
         finally:
             with self._news:
                 self._news.notify_all()
@@ -295,8 +294,8 @@ class ArrayResult(MapResult[R]):
             part.expect()
             if not part.job._slot.watched:
                 part.missed()
-            self._client._waiter.listen(part.job._slot, part.told)
+            self._opened.waiter.listen(part.job._slot, part.told)
 
     def _ignore(self, listening: Iterable[Part]) -> None:
         for part in listening:
-            self._client._waiter.ignore(part.job._slot, part.told)
+            self._opened.waiter.ignore(part.job._slot, part.told)

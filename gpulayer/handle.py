@@ -10,23 +10,25 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
+from gpulayer.handing_over import Handle
+from gpulayer.opened import Opened, Packable
 from gpulayer.outcome import value_of
-from gpulayer_broker.errors import WaitTimeout
+from gpulayer.slots import Notice, Slot
+from gpulayer.targets import Target
+from gpulayer_broker.errors import UsageError, WaitTimeout
+from gpulayer_broker.given import Given
 
 if TYPE_CHECKING:
     import asyncio
 
-    from gpulayer.client import Client
     from gpulayer.explaining import Explanation
-    from gpulayer.remote_function import RemoteFunction
-    from gpulayer.slots import Notice, Slot
     from gpulayer_broker.job import JobRecord
 
 P = ParamSpec("P")
 T = TypeVar("T")
-S = TypeVar("S")
+S = TypeVar("S", covariant=True)
 R = TypeVar("R", covariant=True)
 
 RUNS_FOLDER = "gpulayer_runs"
@@ -39,7 +41,13 @@ async def to_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     return await asyncio.to_thread(function, *args, **kwargs)
 
 
-class Job(Generic[R]):
+class Remote(Packable, Protocol[P, S]):
+    """A remote function, as a continuation takes it."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> S: ...
+
+
+class Job(Handle, Generic[R]):
     """One job, by its id.
 
     >>> job = train.delay(0.1)
@@ -47,11 +55,11 @@ class Job(Generic[R]):
     ('running', 0.93)
     """
 
-    __slots__ = ("_client", "_slot", "id")
+    __slots__ = ("_opened", "_slot", "id")
 
-    def __init__(self, client: Client, job_id: str, slot: Slot) -> None:
+    def __init__(self, opened: Opened, job_id: str, slot: Slot) -> None:
         self.id = job_id
-        self._client = client
+        self._opened = opened
         self._slot = slot
 
     def __repr__(self) -> str:
@@ -66,7 +74,7 @@ class Job(Generic[R]):
     @property
     def record(self) -> JobRecord:
         """What the queue holds of it now: state, worker, attempt, times."""
-        return self._client._session.attempt(lambda queue: queue.record(self.id))
+        return self._opened.record(self.id)
 
     @property
     def state(self) -> str:
@@ -88,8 +96,8 @@ class Job(Generic[R]):
 
         JobFailed, JobCancelled, JobTimedOut and WorkerLost tell of a job that came to no end of its own.
         """
-        client = self._client
-        value = value_of(client._session, self.id, self._watched(timeout), trusted=client.trusts_workers)
+        opened = self._opened
+        value = value_of(opened.session, self.id, self._watched(timeout), trusted=opened.trusts_workers)
         return cast(R, value)
 
     def _watched(self, timeout: float | None) -> Notice:
@@ -103,7 +111,7 @@ class Job(Generic[R]):
     def _notice(self, timeout: float | None = None) -> Notice:
         notice = self._slot.notice
         if notice is None:
-            if not self._client._waiter.wait(self._slot, timeout):
+            if not self._opened.waiter.wait(self._slot, timeout):
                 raise WaitTimeout(
                     f"job {self.id} has not ended within {timeout:g} s; it goes on", job_id=self.id
                 )
@@ -111,14 +119,16 @@ class Job(Generic[R]):
             assert notice is not None, "the waiter says that the job has ended"
         return notice
 
-    def then(
-        self, function: RemoteFunction[Concatenate[R, P], S], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Job[S]:
+    def then(self, function: Remote[Concatenate[R, P], S], /, *args: P.args, **kwargs: P.kwargs) -> Job[S]:
         """Submits a call of a remote function with what this job returns as its first argument, once it is there.
 
         >>> load.delay("data.csv").then(clean).then(train, epochs=3).result()
         """
-        return self._client._submit_then(function, (self, *args), kwargs)
+        return Job(self._opened, *self._opened.submit_call(function, (self, *args), kwargs))
+
+    def _given(self, place: int | str, target: Target) -> Given:
+        refuse_elsewhere(self, self._opened, target)
+        return Given(place, self.id)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -141,7 +151,7 @@ class Job(Generic[R]):
             return
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
-        waiter, slot = self._client._waiter, self._slot
+        waiter, slot = self._opened.waiter, self._slot
 
         def finish() -> None:
             if not ended.done():
@@ -167,20 +177,26 @@ class Job(Generic[R]):
         """The lines of its output, stdout and stderr in the order they were written; `follow` until it ends."""
         from gpulayer.logs import lines, read_log
 
-        return lines(read_log(self._client._session, self.id, rank=rank, follow=follow))
+        return lines(read_log(self._opened.session, self.id, rank=rank, follow=follow))
 
     def outputs(self, to: str | Path | None = None) -> Path:
         """Fetches the files that it returned into a folder, `gpulayer_runs/<id>` if none is named; the folder."""
         from gpulayer.fetching import fetch_outputs
 
         folder = Path(to) if to is not None else Path(RUNS_FOLDER, self.id)
-        fetch_outputs(self._client._session, self.record, folder)
+        fetch_outputs(self._opened.session, self.record, folder)
         return folder
 
     def cancel(self) -> bool:
         """Asks for its end; False if it had ended already."""
-        return self._client.cancel(self.id)
+        return self._opened.cancel(self.id)
 
     def explain(self) -> Explanation:
         """Which workers can run it, and of each other one why not."""
-        return self._client.explain(self.id)
+        return self._opened.explain(self.id)
+
+
+def refuse_elsewhere(handle: Handle, opened: Opened, target: Target) -> None:
+    """UsageError for a handle whose queue is not the one that the call goes to."""
+    if opened.session.target != target:
+        raise UsageError(f"{handle!r} is of another target: give its result() instead")

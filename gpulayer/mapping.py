@@ -7,49 +7,26 @@ calls are jobs of their own; `arrays.py` has the other kind.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from gpulayer.handle import Job, to_thread
+from gpulayer.groups import is_group
+from gpulayer.handing_over import Handle
+from gpulayer.handle import Job, Remote, refuse_elsewhere, to_thread
+from gpulayer.manner import Manner, Window
+from gpulayer.opened import Opened
+from gpulayer.slots import Slot
+from gpulayer.targets import Target
 from gpulayer.watching import watched
-from gpulayer_broker.errors import BadRequirement
-
-if TYPE_CHECKING:
-    from gpulayer.client import Client
-    from gpulayer.remote_function import RemoteFunction
-    from gpulayer.slots import Slot
+from gpulayer_broker.errors import UsageError
+from gpulayer_broker.given import Given
 
 P = ParamSpec("P")
-S = TypeVar("S")
+S = TypeVar("S", covariant=True)
 R = TypeVar("R", covariant=True)
-
-
-@dataclass(frozen=True)
-class Window:
-    """How many calls of an input without a length may be open, and how many are submitted at once."""
-
-    most: int
-
-    def __post_init__(self) -> None:
-        if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
-            raise BadRequirement(f"max_in_flight={self.most!r}: it must be 1 or more", value=self.most)
-
-    @property
-    def step(self) -> int:
-        return max(1, self.most // 2)
-
-
-@dataclass(frozen=True)
-class Manner:
-    """How a map is read: its name for people, whether errors stand in their place, whether a bar may be shown."""
-
-    name: str = "map"
-    return_exceptions: bool = False
-    progress: bool = True
 
 
 class Item(Generic[R]):
@@ -75,7 +52,7 @@ class Item(Generic[R]):
         return self._read()
 
 
-class MapResult(ABC, Generic[R]):
+class MapResult(Handle, Generic[R]):
     """The results of a `.map`: iterate for them in order, or take them `.as_completed()`.
 
     Ctrl-C while it is read only stops the reading: the jobs go on, and a line says how to come back to them. A second
@@ -86,8 +63,8 @@ class MapResult(ABC, Generic[R]):
     (3, [0, 1, 4])
     """
 
-    def __init__(self, client: Client, manner: Manner, *, sized: bool) -> None:
-        self._client = client
+    def __init__(self, opened: Opened, manner: Manner, *, sized: bool) -> None:
+        self._opened = opened
         self._manner = manner
         self._sized = sized
 
@@ -146,13 +123,22 @@ class MapResult(ABC, Generic[R]):
         return list(self)
 
     def then(
-        self, function: RemoteFunction[Concatenate[list[R], P], S], /, *args: P.args, **kwargs: P.kwargs
+        self, function: Remote[Concatenate[list[R], P], S], /, *args: P.args, **kwargs: P.kwargs
     ) -> Job[S]:
         """Submits a call of a remote function with the list of all results, once all calls have succeeded.
 
         >>> score.map(rates).then(best).result()
         """
-        return self._client._submit_then(function, (self, *args), kwargs)
+        return Job(self._opened, *self._opened.submit_call(function, (self, *args), kwargs))
+
+    def _given(self, place: int | str, target: Target) -> Given:
+        refuse_elsewhere(self, self._opened, target)
+        ids = self.ids
+        if len(ids) != 1 or not self._sized:
+            raise UsageError(
+                "only the whole result of one map with a length can be an argument: give its results()"
+            )
+        return Given(place, ids[0], many=True, size=len(self) if is_group(ids[0]) else 0)
 
     def __await__(self) -> Generator[None, None, list[R]]:
         """All results, without blocking the event loop: `await square.map(range(3))`."""
@@ -181,7 +167,7 @@ class JobsResult(MapResult[R]):
 
     def __init__(
         self,
-        client: Client,
+        opened: Opened,
         batches: Iterator[list[Job[R]]],
         manner: Manner,
         *,
@@ -189,7 +175,7 @@ class JobsResult(MapResult[R]):
         window: Window,
         group: str = "",
     ) -> None:
-        super().__init__(client, manner, sized=sized)
+        super().__init__(opened, manner, sized=sized)
         self._group = group
         self._batches = batches
         self._window = window
@@ -208,7 +194,7 @@ class JobsResult(MapResult[R]):
         return [self._group] if self._group and self._known else [job.id for job in self.jobs]
 
     def cancel(self) -> int:
-        return self._client._cancel_many([job.id for job in self.jobs])
+        return self._opened.cancel_many([job.id for job in self.jobs])
 
     def _calls(self) -> int:
         return self._submitted
@@ -238,7 +224,7 @@ class JobsResult(MapResult[R]):
             self._fill()
 
     def _as_ended(self) -> Iterator[Item[R]]:
-        waiter = self._client._waiter
+        waiter = self._opened.waiter
         ended: SimpleQueue[Slot] = SimpleQueue()
         waiting: dict[str, list[tuple[int, Job[R]]]] = {}
         tell, added = ended.put, 0
@@ -276,7 +262,7 @@ class JobsResult(MapResult[R]):
         """Listens to further jobs; how many there are now."""
         for job in jobs:
             waiting.setdefault(job.id, []).append((first, job))
-            self._client._waiter.listen(job._slot, tell)
+            self._opened.waiter.listen(job._slot, tell)
             first += 1
         return first
 

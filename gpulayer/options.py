@@ -10,10 +10,10 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import Any, Protocol, TypeAlias, TypedDict
 
 from gpulayer_broker.arguments import Wording, count, one_of
 from gpulayer_broker.errors import BadRequirement, BadSize, did_you_mean
@@ -23,12 +23,23 @@ from gpulayer_broker.requirements import Requirements, build_requirements
 from gpulayer_broker.units import parse_duration
 from gpulayer_broker.versions import canonical_range
 
-if TYPE_CHECKING:
-    from gpulayer.handle import Job
-    from gpulayer.mapping import MapResult
+
+class Identified(Protocol):
+    """What has the id of a job: its handle."""
+
+    @property
+    def id(self) -> str: ...
+
+
+class Several(Protocol):
+    """What has jobs: the result of a map."""
+
+    @property
+    def jobs(self) -> Sequence[Identified]: ...
+
 
 # Jobs by handle or id, groups by id, or all jobs of a map.
-Predecessors: TypeAlias = "Job[Any] | MapResult[Any] | str | Iterable[Job[Any] | str]"
+Predecessors: TypeAlias = Identified | Several | str | Iterable[Identified | str]
 # Exceptions, their names, exit codes and end reasons.
 Failures: TypeAlias = "type[BaseException] | str | int | Iterable[type[BaseException] | str | int]"
 Pairs = Mapping[str, str | None] | Iterable[str]

@@ -15,6 +15,7 @@ from gpulayer.by_value import is_local
 from gpulayer.client import Client, default_client
 from gpulayer.handing_over import Arguments
 from gpulayer.handle import Job
+from gpulayer.manner import MapOptions
 from gpulayer.mapping import MapResult
 from gpulayer.options import KNOWN_REMOTE, Plan, RemoteOptions, plan_of, refuse_unknown
 from gpulayer.payload import PackedFunction, pack_function
@@ -62,51 +63,28 @@ class RemoteFunction(Generic[P, R]):
 
     @overload
     def map(
-        self,
-        xs: Iterable[Any],
-        *,
-        return_exceptions: Literal[False] = False,
-        max_parallel: int | None = None,
-        max_in_flight: int = 1000,
-        progress: bool = True,
+        self, xs: Iterable[Any], *, return_exceptions: Literal[False] = False, **options: Unpack[MapOptions]
     ) -> MapResult[R]: ...
 
     @overload
     def map(
-        self,
-        xs: Iterable[Any],
-        *,
-        return_exceptions: bool,
-        max_parallel: int | None = None,
-        max_in_flight: int = 1000,
-        progress: bool = True,
+        self, xs: Iterable[Any], *, return_exceptions: bool, **options: Unpack[MapOptions]
     ) -> MapResult[R | Exception]: ...
 
     def map(
-        self,
-        xs: Iterable[Any],
-        *,
-        return_exceptions: bool = False,
-        max_parallel: int | None = None,
-        max_in_flight: int = 1000,
-        progress: bool = True,
+        self, xs: Iterable[Any], *, return_exceptions: bool = False, **options: Unpack[MapOptions]
     ) -> MapResult[R] | MapResult[R | Exception]:
         """Submits one call for each item: all of them before it returns, if `xs` has a length.
 
-        A bar is drawn on a terminal or in a notebook while the results are waited for; `progress=False` draws none.
-        `max_parallel` is how many calls run at once, at most; each of them is then a job of its own.
+        With `return_exceptions` an error stands in its call's place. `max_parallel` is how many calls run at once, at
+        most; each of them is then a job of its own. Of an `xs` without a length at most `max_in_flight` calls (1000)
+        are open. A bar is drawn on a terminal or in a notebook while the results are waited for; `progress=False`
+        draws none.
 
         >>> square.map(range(100)).results()
         """
         calls: Iterator[Arguments] = (((x,), {}) for x in xs)
-        return self._mapped(
-            calls,
-            len(xs) if isinstance(xs, Sized) else None,
-            return_exceptions,
-            max_parallel,
-            max_in_flight,
-            progress,
-        )
+        return self._mapped("map", calls, xs, return_exceptions, options)
 
     @overload
     def starmap(
@@ -114,64 +92,36 @@ class RemoteFunction(Generic[P, R]):
         xs: Iterable[Iterable[Any]],
         *,
         return_exceptions: Literal[False] = False,
-        max_parallel: int | None = None,
-        max_in_flight: int = 1000,
-        progress: bool = True,
+        **options: Unpack[MapOptions],
     ) -> MapResult[R]: ...
 
     @overload
     def starmap(
-        self,
-        xs: Iterable[Iterable[Any]],
-        *,
-        return_exceptions: bool,
-        max_parallel: int | None = None,
-        max_in_flight: int = 1000,
-        progress: bool = True,
+        self, xs: Iterable[Iterable[Any]], *, return_exceptions: bool, **options: Unpack[MapOptions]
     ) -> MapResult[R | Exception]: ...
 
     def starmap(
-        self,
-        xs: Iterable[Iterable[Any]],
-        *,
-        return_exceptions: bool = False,
-        max_parallel: int | None = None,
-        max_in_flight: int = 1000,
-        progress: bool = True,
+        self, xs: Iterable[Iterable[Any]], *, return_exceptions: bool = False, **options: Unpack[MapOptions]
     ) -> MapResult[R] | MapResult[R | Exception]:
         """As `map`, each item being all positional arguments of its call.
 
         >>> power.starmap([(2, 3), (3, 2)]).results()
         """
         calls: Iterator[Arguments] = ((tuple(x), {}) for x in xs)
-        return self._mapped(
-            calls,
-            len(xs) if isinstance(xs, Sized) else None,
-            return_exceptions,
-            max_parallel,
-            max_in_flight,
-            progress,
-        )
+        return self._mapped("starmap", calls, xs, return_exceptions, options)
 
     def _mapped(
         self,
+        what: str,
         calls: Iterator[Arguments],
-        total: int | None,
+        xs: Iterable[Any],
         return_exceptions: bool,
-        max_parallel: int | None,
-        max_in_flight: int,
-        progress: bool,
+        options: MapOptions,
     ) -> MapResult[R]:
+        refuse_unknown(what, options, MapOptions.__annotations__)
+        total = len(xs) if isinstance(xs, Sized) else None
         return self._client.submit_map(
-            self._packed(),
-            calls,
-            self._plan,
-            sized=total is not None,
-            total=total,
-            return_exceptions=return_exceptions,
-            max_parallel=max_parallel,
-            max_in_flight=max_in_flight,
-            progress=progress,
+            self._packed(), calls, self._plan, total, return_exceptions=return_exceptions, **options
         )
 
     @property

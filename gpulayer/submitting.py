@@ -98,12 +98,16 @@ class Submitter:
         """An order for each call of one function, which is sent once."""
         function, coded = self.courier.function(packed), plan.on_python(minor_version())
         for call in calls:
-            (args, kwargs), given = taken_out(self._session, call)
+            (args, kwargs), given = taken_out(self._session.target, call)
             data = pack_arguments(packed.label, args, kwargs)
             arguments = self.courier.arguments(data, packed.label)
             placed = coded if packed.holds_code or holds_code(data) else plan
             order = self._order(packed, function, arguments, waiting_for(placed, given) if given else placed)
             yield _with_given(order, given) if given else order
+
+    def function_order(self, packed: PackedFunction, call: Arguments, plan: Plan) -> Order:
+        """An order for one call."""
+        return next(self.function_orders(packed, [call], plan))
 
     def array_orders(
         self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan, most: int = ARRAY_ITEMS

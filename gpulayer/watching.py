@@ -10,11 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from gpulayer.manner import Manner
 
 if TYPE_CHECKING:
     from gpulayer.bar import Bar
-    from gpulayer.mapping import MapResult
     from gpulayer.notebook import NotebookBar
 
 T = TypeVar("T")
@@ -23,7 +24,22 @@ SECOND_CHANCE_S = 2.0
 QUIET_S = 0.5
 
 
-def watched(result: MapResult[Any], steps: Iterator[T]) -> Iterator[T]:
+class Counted(Protocol):
+    """A map, as a person sees it."""
+
+    _manner: Manner
+
+    def _calls(self) -> int: ...
+
+    def _ended(self) -> int: ...
+
+    def _way_back(self) -> str: ...
+
+    def cancel(self) -> int:
+        """Asks for the end of all calls that have not ended; how many those were."""
+
+
+def watched(result: Counted, steps: Iterator[T]) -> Iterator[T]:
     """The steps, with a bar and with Ctrl-C as it is for a map."""
     drawing = Drawing(result)
     try:
@@ -36,7 +52,7 @@ def watched(result: MapResult[Any], steps: Iterator[T]) -> Iterator[T]:
         drawing.close()
 
 
-def detach(result: MapResult[Any], interrupt: KeyboardInterrupt) -> None:
+def detach(result: Counted, interrupt: KeyboardInterrupt) -> None:
     """Says, once for an interrupt, that the calls go on, and cancels them at a second one."""
     if vars(interrupt).get("told"):
         return
@@ -60,7 +76,7 @@ def _say(line: str) -> None:
 class Drawing:
     """The bar of one reading, which appears after a moment, if somebody may be looking."""
 
-    def __init__(self, result: MapResult[Any]) -> None:
+    def __init__(self, result: Counted) -> None:
         self._result = result
         self._bar: Bar | NotebookBar | None = None
         self._lock = threading.Lock()

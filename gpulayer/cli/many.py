@@ -181,7 +181,7 @@ def show_group(client: Client, group: str, json: bool) -> int:
         print_json(group_document(group, counts, failed))
         return 0
     facts = [("group", group), ("jobs", str(counts.total())), ("states", summary(counts))]
-    for record in client._records(failed[:SHOWN]):
+    for record in client._opened.records(failed[:SHOWN]):
         facts.append(("failed", f"{record.id} {record.name}: {record.end_reason or record.state}"))
     if len(failed) > SHOWN:
         facts.append(("failed", f"and {len(failed) - SHOWN} more: --json has them all"))
@@ -193,7 +193,7 @@ def cancelled_group(client: Client, group: str) -> dict[str, Any]:
     """Asks for the end of all jobs of a group that have not ended."""
     from gpulayer.groups import members
 
-    asked = client._cancel_many(client._session.attempt(lambda queue: members(queue, group)))
+    asked = client._opened.cancel_many(client._session.attempt(lambda queue: members(queue, group)))
     counts, _ = group_now(client, group)
     return {"schema": 1, "id": group, "asked": asked, "states": dict(counts)}
 
@@ -204,7 +204,7 @@ def fetched_group(client: Client, group: str, folder: Path) -> list[str]:
     from gpulayer.groups import members
 
     found: list[str] = []
-    for record in client._records(client._session.attempt(lambda queue: members(queue, group))):
+    for record in client._opened.records(client._session.attempt(lambda queue: members(queue, group))):
         if record.outputs:
             paths = fetch_outputs(client._session, record, folder / record.id)
             found += [f"{record.id}/{path}" for path in paths]

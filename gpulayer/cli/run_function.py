@@ -255,7 +255,7 @@ def _run_map(client: Client, call: Call, plan: Plan, detach: bool, json: bool) -
     check_fit(client, plan.needs, must_fit=False)
     calls = (((item, *call.args), call.kwargs) for item in call.items or ())
     total = len(call.items or ())
-    results = client.submit_map(call.packed, calls, plan, sized=True, total=total, return_exceptions=True)
+    results = client.submit_map(call.packed, calls, plan, total, return_exceptions=True)
     ids = results.ids
     if detach:
         print_json({"schema": 1, "ids": ids}) if json else print("\n".join(ids))

@@ -200,7 +200,7 @@ def _submit_many(
 ) -> int:
     from gpulayer.cli.fitting import check_fit
     from gpulayer.cli.many import follow_group
-    from gpulayer.mapping import Manner
+    from gpulayer.manner import Manner
 
     check_fit(client, plan.needs, must_fit=must_fit)
     orders = turns.orders(command, turns.plan(plan), _Packer(client, files).spec_of)

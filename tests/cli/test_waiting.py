@@ -97,7 +97,7 @@ def test_an_array_shows_how_far_it_is(cli: Cli, bench: Bench) -> None:
     with clients.Client() as client:
         plan = plan_of({"isolation": "warm"})
         calls: list[Arguments] = [((n,), {}) for n in range(3)]
-        (job,) = client.submit_map(pack_function(abs), calls, plan, sized=True).jobs
+        (job,) = client.submit_map(pack_function(abs), calls, plan, len(calls)).jobs
         bench.serve_array(job.id, lambda n: bad(ValueError("no")) if n else good(n), chunks=2, us_each=20_000)
 
     assert "items       2 of 3 ended, 1 of them failed" in cli("show", job.id).out

@@ -290,7 +290,9 @@ def bench_serve(bench: Bench) -> None:
         bench.end_chunk(grant, [doubled(argument) for argument in arguments])
 
 
-def test_large_inputs_are_spread_over_several_arrays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_inputs_are_spread_over_several_arrays(
+    bench: Bench, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gpulayer.submitting.ARRAY_BYTES", 1000)
     monkeypatch.setattr("gpulayer.submitting.PACKED_AT_ONCE", 4)
 
@@ -307,11 +309,7 @@ def test_large_inputs_are_spread_over_several_arrays(bench: Bench, monkeypatch: 
         bench.serve_array(job.id, lambda _: good(100))
     assert results.results() == [100] * 30
     assert sorted(item.index for item in results.as_completed()) == list(range(30))
-    assert client_again(results) == [100] * 30
-
-
-def client_again(results: gl.MapResult[int]) -> list[int]:
-    return results._client.map_result(*(job.id for job in results.jobs)).results()
+    assert client.map_result(*(job.id for job in results.jobs)).results() == [100] * 30
 
 
 def test_an_argument_that_cannot_travel_is_named(bench: Bench) -> None:

@@ -51,7 +51,7 @@ def test_a_map_is_taken_up_again_by_its_jobs_id(client: Client, bench: Bench) ->
 def test_pages_reach_who_took_a_map_up_again_as_they_come(
     client: Client, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client._waiter, "_silence_s", 10 * PATIENCE_S)  # it is told, it does not look
+    monkeypatch.setattr(client._opened.waiter, "_silence_s", 10 * PATIENCE_S)  # it is told, it does not look
     results = double.map(range(2))
     (job,) = results.jobs
     values = iter(client.map_result(job.id))
@@ -121,7 +121,7 @@ def test_a_page_whose_notice_is_lost_is_read_from_the_queue(bench: Bench) -> Non
     values = iter(results)
     bench.serve_array(job.id, doubled, chunks=1, us_each=20_000)
     assert next(values) == 0
-    done = bench.hand.key(f"done:{results._client._waiter.client}")
+    done = bench.hand.key(f"done:{results._opened.waiter.client}")
     grants = [grant for _ in range(3) if (grant := bench.chunk(job.id))]
     bench.end_chunk(grants[0], [good(2)])
     bench.hand.link.call("XDEL", done, "0-2")
@@ -140,7 +140,7 @@ def test_a_map_outlives_a_kill_of_the_server_and_its_restart(
     with Client(redis=server.endpoint.url) as client, Link(server.endpoint) as link:
         bench = Bench(Hand(link, root_of("default")), "default")
         calls: list[Arguments] = [((n,), {}) for n in range(6)]
-        results = client.submit_map(pack_function(abs), calls, plan_of({"isolation": "warm"}), sized=True)
+        results = client.submit_map(pack_function(abs), calls, plan_of({"isolation": "warm"}), len(calls))
         (job,) = results.jobs
         values: list[int] = []
         with in_background(lambda: values.extend(results)):
@@ -184,7 +184,7 @@ def test_two_threads_read_one_map(bench: Bench) -> None:
 def test_closing_the_client_ends_every_reading(address: str, bench: Bench) -> None:
     client = Client(redis=address)
     calls: list[Arguments] = [((1,), {})]
-    results = client.submit_map(pack_function(abs), calls, plan_of({"isolation": "warm"}), sized=True)
+    results = client.submit_map(pack_function(abs), calls, plan_of({"isolation": "warm"}), len(calls))
     errors: list[BaseException] = []
 
     def read() -> None:

@@ -66,7 +66,7 @@ def test_each_array_of_an_endless_map_is_listened_to_once(
     read: Callable[[gl.MapResult[int], int], Iterator[int]],
 ) -> None:
     results = double.map(itertools.count(), max_in_flight=WINDOW, progress=False)
-    waiter = results._client._waiter
+    waiter = results._opened.waiter
     heard: list[str] = []
     listen = waiter.listen
 
@@ -121,7 +121,7 @@ def test_a_miss_that_is_told_while_pages_are_taken_in_is_not_lost(client: Client
 
     part = Raced(client.submit(doubled), 0, 2, threading.Condition())
     part.missed()
-    part.take(client)
+    part.take(client._opened)
     tellers[0].join(PATIENCE_S)
 
     assert part.has_news
@@ -141,8 +141,8 @@ def test_pages_that_could_not_be_read_are_read_at_the_next_try(
     with monkeypatch.context() as patched:
         patched.setattr(client._session, "attempt", away)
         with pytest.raises(gl.QueueUnreachable, match="nobody answers"):
-            part.take(client)
+            part.take(client._opened)
 
     assert part.has_news
-    part.take(client)
+    part.take(client._opened)
     assert part.order == [0]

@@ -51,7 +51,7 @@ def test_an_await_that_is_cancelled_while_it_begins_is_taken_back(
 ) -> None:
     first, second = client.submit(work), client.submit(work)
     begun, cancelled = threading.Event(), threading.Event()
-    listen = client._waiter.listen
+    listen = client._opened.waiter.listen
 
     def late(slot: Slot, callback: Callable[[Slot], None]) -> None:
         begun.set()
@@ -65,7 +65,7 @@ def test_an_await_that_is_cancelled_while_it_begins_is_taken_back(
         cancelled.set()
 
     with monkeypatch.context() as patched:
-        patched.setattr(client._waiter, "listen", late)
+        patched.setattr(client._opened.waiter, "listen", late)
         asyncio.run(one_that_is_cancelled())
     assert not first._slot.callbacks
 

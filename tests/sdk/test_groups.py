@@ -138,7 +138,7 @@ def test_of_the_groups_that_jobs_waited_for_only_the_last_are_remembered(bench: 
     after = [double.options(after=results.ids[0]).delay(3) for results in before]
 
     assert [job.record.after for job in after] == [(results.jobs[0].id,) for results in before]
-    assert len(after[0]._client._submitter._members) == GROUPS_KEPT
+    assert len(after[0]._opened.submitter._members) == GROUPS_KEPT
 
 
 def test_a_group_is_cancelled_as_a_whole(client: Client, bench: Bench) -> None:

@@ -105,8 +105,8 @@ def test_results_of_every_kind_are_handed_over_in_their_place() -> None:
 def test_a_result_that_is_gone_is_named_and_the_call_not_begun() -> None:
     first = double.delay(1)
     first.wait(PATIENCE_S)
-    client = first._client
-    client._session.queue.link.call("HDEL", client._session.queue.keys.job(first.id), "result")
+    queue = first._opened.session.queue
+    queue.link.call("HDEL", queue.keys.job(first.id), "result")
 
     with pytest.raises(gl.JobFailed, match=f"its argument number 1 is what job {first.id} returned"):
         first.then(double).result(PATIENCE_S)

@@ -33,11 +33,11 @@ def test_a_wait_is_woken_and_does_not_poll(
     client: Client, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The silence after which it would ask on its own.
-    monkeypatch.setattr(client._waiter, "_silence_s", 10 * PATIENCE_S)
+    monkeypatch.setattr(client._opened.waiter, "_silence_s", 10 * PATIENCE_S)
     job = client.submit(work)
     ended = threading.Event()
-    client._waiter.listen(job._slot, lambda _: ended.set())
-    wait_until(lambda: client._waiter._link is not None, PATIENCE_S, "the waiter is connected")
+    client._opened.waiter.listen(job._slot, lambda _: ended.set())
+    wait_until(lambda: client._opened.waiter._link is not None, PATIENCE_S, "the waiter is connected")
 
     bench.give(job.id, 1)
     assert ended.wait(PATIENCE_S)
@@ -108,7 +108,7 @@ def test_notices_that_are_lost_are_made_up_for(address: str, bench: Bench) -> No
 
 def test_a_gap_in_the_notices_is_noticed(client: Client, bench: Bench) -> None:
     first, second, third = (client.submit(work) for _ in range(3))
-    key = bench.hand.key(f"done:{client._waiter.client}")
+    key = bench.hand.key(f"done:{client._opened.waiter.client}")
     bench.give(first.id, 1)
     assert first.result(PATIENCE_S) == 1
     bench.give(second.id, 2)
@@ -175,7 +175,7 @@ def test_it_survives_a_kill_of_the_server_and_its_restart(
         job = client.submit(work)
         results: list[int] = []
         with in_background(lambda: results.append(job.result(PATIENCE_S))):
-            wait_until(lambda: client._waiter._link is not None, PATIENCE_S, "the waiter is connected")
+            wait_until(lambda: client._opened.waiter._link is not None, PATIENCE_S, "the waiter is connected")
             server.kill()
             server.start()
             bench.give(job.id, 6)
@@ -190,13 +190,13 @@ def test_a_forked_child_waits_on_a_connection_of_its_own(client: Client, bench: 
     first, second = client.submit(work), client.submit(work)
     bench.give(first.id, 1)
     assert first.result(PATIENCE_S) == 1
-    name = client._waiter.client
+    name = client._opened.waiter.client
 
     pid = os.fork()
     if pid == 0:
         try:
             ok = (
-                client._waiter.client != name
+                client._opened.waiter.client != name
                 and second.result(PATIENCE_S) == 2
                 and first.result(PATIENCE_S) == 1
             )
@@ -221,7 +221,7 @@ def test_closing_the_client_ends_its_waits_and_its_thread(address: str) -> None:
             errors.append(error)
 
     with in_background(wait), closing(client):
-        wait_until(lambda: client._waiter._link is not None, PATIENCE_S, "the waiter is connected")
+        wait_until(lambda: client._opened.waiter._link is not None, PATIENCE_S, "the waiter is connected")
 
     assert [type(error) for error in errors] == [gl.QueueUnreachable]
     wait_until(
@@ -235,7 +235,7 @@ def test_closing_the_client_ends_its_waits_and_its_thread(address: str) -> None:
 
 
 def test_read_notices_leave_the_queue(client: Client, bench: Bench, link: Link) -> None:
-    key = bench.hand.key(f"done:{client._waiter.client}")
+    key = bench.hand.key(f"done:{client._opened.waiter.client}")
     jobs = [job for batch in _batches(client, 1200) for job in batch]
     with in_background(lambda: bench.serve(1200, lambda _: 1)):
         for job in jobs:
@@ -245,18 +245,19 @@ def test_read_notices_leave_the_queue(client: Client, bench: Bench, link: Link) 
 
 
 def _batches(client: Client, count: int) -> list[list[gl.Job[int]]]:
-    from gpulayer.handing_over import Arguments
+    from gpulayer.maps import submit_jobs
     from gpulayer.options import plan_of
     from gpulayer.payload import pack_function
 
-    calls: list[Arguments] = [((), {})] * count
-    return list(client.submit_calls(pack_function(work), calls, plan_of({})))
+    opened = client._opened
+    orders = opened.submitter.function_orders(pack_function(work), [((), {})] * count, plan_of({}))
+    return list(submit_jobs(opened, orders))
 
 
 def test_a_handle_that_nobody_holds_costs_nothing(client: Client) -> None:
     client.submit(work)
 
-    assert len(client._waiter._slots) == 0
+    assert len(client._opened.waiter._slots) == 0
 
 
 def test_a_callback_that_fails_ends_no_other_wait(
@@ -267,8 +268,8 @@ def test_a_callback_that_fails_ends_no_other_wait(
 
     first, second = client.submit(work), client.submit(work)
     ended = threading.Event()
-    client._waiter.listen(first._slot, fails)
-    client._waiter.listen(first._slot, lambda _: ended.set())
+    client._opened.waiter.listen(first._slot, fails)
+    client._opened.waiter.listen(first._slot, lambda _: ended.set())
     with in_background(lambda: second.wait(PATIENCE_S)):
         wait_until(lambda: second._slot.callbacks, PATIENCE_S, "the second is waited for")
         bench.give(first.id, 1)
@@ -289,13 +290,13 @@ def test_waiting_that_cannot_begin_leaves_nothing_behind(
     with Client(redis=address) as other:
         handle = other.get(job.id)
         with monkeypatch.context() as patched:
-            patched.setattr(other._waiter, "_watch", away)
+            patched.setattr(other._opened.waiter, "_watch", away)
             patched.setattr("gpulayer.session.PATIENCE_S", 0)
             with pytest.raises(gl.QueueUnreachable, match="nobody answers"):
-                other._waiter.listen(handle._slot, lambda _: None)
+                other._opened.waiter.listen(handle._slot, lambda _: None)
         assert not handle._slot.callbacks
         assert not handle._slot.watched
-        monkeypatch.setattr(other._waiter, "_silence_s", 10 * PATIENCE_S)
+        monkeypatch.setattr(other._opened.waiter, "_silence_s", 10 * PATIENCE_S)
         with in_background(lambda: bench.give(job.id, 9)):
             assert handle.result(PATIENCE_S) == 9
 
@@ -303,8 +304,8 @@ def test_waiting_that_cannot_begin_leaves_nothing_behind(
 def test_a_repeated_callback_is_not_made(client: Client, bench: Bench) -> None:
     job = client.submit(work)
     heard: list[Slot] = []
-    client._waiter.listen(job._slot, heard.append)
-    bench.hand.run(functions.watch(client._waiter.client, [job.id]))
+    client._opened.waiter.listen(job._slot, heard.append)
+    bench.hand.run(functions.watch(client._opened.waiter.client, [job.id]))
     bench.give(job.id, 1)
     job.wait(PATIENCE_S)
 
