@@ -14,8 +14,19 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpulayer.log_tail import COUNT, HERE, NOTE, PROGRESS, WAITS, Piece, Tail
-from gpulayer.logs import FIRST_SILENCE_S, PROGRESS_S, WAITS_S, Reading
+from gpulayer.log_tail import (
+    COUNT,
+    FIRST_SILENCE_S,
+    HERE,
+    NOTE,
+    PROGRESS,
+    PROGRESS_S,
+    WAITS,
+    WAITS_S,
+    Piece,
+    Reading,
+    Tail,
+)
 from gpulayer.session import Session
 from gpulayer_broker import functions
 from gpulayer_broker.connection import Link

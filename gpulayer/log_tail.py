@@ -27,6 +27,27 @@ HERE = "here"
 COUNT = 200
 HELD_BACK = "output came faster than it could be followed: what is next comes when the job has ended"
 INDEX_BYTES = 64 * 1024 * 1024
+FIRST_SILENCE_S = 0.2
+# So long a job may wait before that is worth a word.
+WAITS_S = 2.0
+# How often a job's progress is looked at, where it is shown.
+PROGRESS_S = 1.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is wanted of a job's output.
+
+    `progress` tells how far a followed job is. `whole` misses nothing, at a price: behind a cut nothing more is given
+    before the end. `marked` has a piece HERE between what was there and what came while it was followed.
+    """
+
+    rank: int = 0
+    follow: bool = False
+    progress: bool = False
+    whole: bool = False
+    marked: bool = False
+    since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

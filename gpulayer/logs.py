@@ -11,20 +11,23 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from gpulayer.groups import refuse_group
 from gpulayer.log_tail import (
     COUNT,
     ERR,
+    FIRST_SILENCE_S,
     HELD_BACK,
     HERE,
     NOTE,
     OUT,
     PROGRESS,
+    PROGRESS_S,
     STARTED,
     WAITS,
+    WAITS_S,
     Piece,
+    Reading,
     Tail,
     finished,
 )
@@ -52,27 +55,6 @@ __all__ = [
 ]
 
 SILENCE_S = 5.0
-FIRST_SILENCE_S = 0.2
-# So long a job may wait before that is worth a word.
-WAITS_S = 2.0
-# How often a job's progress is looked at, where it is shown.
-PROGRESS_S = 1.0
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What is wanted of a job's output.
-
-    `progress` tells how far a followed job is. `whole` misses nothing, at a price: behind a cut nothing more is given
-    before the end. `marked` has a piece HERE between what was there and what came while it was followed.
-    """
-
-    rank: int = 0
-    follow: bool = False
-    progress: bool = False
-    whole: bool = False
-    marked: bool = False
-    since_ms: int = 0
 
 
 def read_log(
