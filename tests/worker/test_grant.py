@@ -14,7 +14,6 @@ from gpulayer_worker.grant import (
     Device,
     Folders,
     Grant,
-    Place,
     device_masks,
     job_environment,
     nvidia_library_folders,
@@ -129,16 +128,6 @@ def test_a_gpu_job_gets_exactly_one_mask(accelerator: str, mask: str, other: str
     assert environment[mask] == "2"
     assert other not in environment
     assert environment["GPULAYER_GPUS"] == "1"
-
-
-def test_a_rank_knows_its_place_and_its_checkpoint() -> None:
-    folders = replace(GRANT.folders, resume=Path("/s/resume"))
-    grant = replace(GRANT, place=Place(rank=3, world_size=4, nodes=2, node_rank=1), folders=folders)
-
-    environment = job_environment(grant, {}, {})
-
-    names = ("RANK", "WORLD_SIZE", "NODES", "NODE_RANK", "RESUME")
-    assert [environment[f"GPULAYER_{name}"] for name in names] == ["3", "4", "2", "1", "/s/resume"]
 
 
 def test_the_jobs_own_cuda_libraries_come_before_the_submitters() -> None:

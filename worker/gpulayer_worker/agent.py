@@ -45,6 +45,7 @@ from gpulayer_worker import actor
 from gpulayer_worker.bounds import Bounds
 from gpulayer_worker.cache import trim_cache
 from gpulayer_worker.cleaner import Cleaner
+from gpulayer_worker.grant import workers_part
 from gpulayer_worker.hardware import Hardware, Offered
 from gpulayer_worker.logs import Logs
 from gpulayer_worker.processes import ending
@@ -208,7 +209,7 @@ class Agent:
             cache=self.home / "cache",
             python=self.hardware.interpreter.executable,
             hardware=self.hardware,
-            environment=dict(os.environ),
+            environment=workers_part(os.environ),
             queue=self._queue_for_jobs(),
             results=Queue(Link(self.options.endpoint), self.settings.namespace),
             fits=self._fits,

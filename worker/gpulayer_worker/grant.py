@@ -23,6 +23,14 @@ NO_DEVICE = "-1"
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 SITE_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib')); print(sysconfig.get_path('platlib'))"
 ASK_PYTHON_S = 20.0
+# A job is one process, and begins without a checkpoint.
+ALONE = {
+    "GPULAYER_RESUME": "",
+    "GPULAYER_RANK": "0",
+    "GPULAYER_WORLD_SIZE": "1",
+    "GPULAYER_NODES": "1",
+    "GPULAYER_NODE_RANK": "0",
+}
 
 
 @dataclass(frozen=True)
@@ -39,27 +47,16 @@ class Device:
 
 @dataclass(frozen=True)
 class Folders:
-    """Where the job reads and writes. `resume` is the checkpoint that it continues from."""
+    """Where the job reads and writes."""
 
     scratch: Path
     outputs: Path
     cache: Path
-    resume: Path | None = None
-
-
-@dataclass(frozen=True)
-class Place:
-    """The process' place in a distributed job."""
-
-    rank: int = 0
-    world_size: int = 1
-    nodes: int = 1
-    node_rank: int = 0
 
 
 @dataclass(frozen=True)
 class Grant:
-    """Everything that one process of one attempt was given. `accelerator` is cpu, cuda, rocm or mps."""
+    """Everything that one attempt was given. `accelerator` is cpu, cuda, rocm or mps."""
 
     job_id: str
     attempt: int
@@ -69,7 +66,6 @@ class Grant:
     python: str
     folders: Folders
     devices: tuple[Device, ...] = ()
-    place: Place = Place()
 
 
 def job_environment(
@@ -100,6 +96,11 @@ def with_queue(submitted: Mapping[str, str], queue: Mapping[str, str], owner: st
     return {**submitted, **queue, "GPULAYER_OWNER": owner}
 
 
+def workers_part(environment: Mapping[str, str]) -> dict[str, str]:
+    """What may matter to a job of a worker's own environment."""
+    return {name: value for name, value in environment.items() if name == "PATH" or is_passed_on(name)}
+
+
 def is_passed_on(name: str) -> bool:
     """Whether a variable of the worker's own environment reaches its jobs."""
     return name in PASSED_ON or name.startswith("LC_") or name.upper() in PROXIES
@@ -117,7 +118,7 @@ def device_masks(accelerator: str, devices: tuple[Device, ...]) -> dict[str, str
 
 def nvidia_library_folders(python: str) -> tuple[str, ...]:
     """The `nvidia/*/lib` folders of a Python's packages, where pip puts CUDA's libraries."""
-    roots = [Path(folder) / "nvidia" for folder in site_packages(python)]
+    roots = [f"{folder}/nvidia" for folder in site_packages(python)]
     return tuple(folder for root in roots for folder in _library_folders(root, _changed_ns(root)))
 
 
@@ -139,14 +140,14 @@ def site_packages(python: str) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def _library_folders(root: Path, _changed: int) -> tuple[str, ...]:
-    return tuple(sorted(str(folder) for folder in root.glob("*/lib") if folder.is_dir()))
+def _library_folders(root: str, _changed: int) -> tuple[str, ...]:
+    return tuple(sorted(str(folder) for folder in Path(root).glob("*/lib") if folder.is_dir()))
 
 
-def _changed_ns(folder: Path) -> int:
+def _changed_ns(folder: str) -> int:
     """Changes when a package is added, so that the list is read anew."""
     try:
-        return folder.stat().st_mtime_ns
+        return os.stat(folder).st_mtime_ns
     except OSError:
         return 0
 
@@ -155,17 +156,17 @@ def _defaults(grant: Grant) -> dict[str, str]:
     """What the submitter may override."""
     cache = grant.folders.cache
     return {
-        "HOME": str(grant.folders.scratch / "home"),
+        "HOME": f"{grant.folders.scratch}/home",
         "XDG_CACHE_HOME": str(cache),
-        "HF_HOME": str(cache / "huggingface"),
-        "TORCH_HOME": str(cache / "torch"),
+        "HF_HOME": f"{cache}/huggingface",
+        "TORCH_HOME": f"{cache}/torch",
         "OMP_NUM_THREADS": str(grant.cpus),
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def _identity(grant: Grant) -> dict[str, str]:
-    folders, place = grant.folders, grant.place
+    folders = grant.folders
     return {
         "GPULAYER_JOB_ID": grant.job_id,
         "GPULAYER_ATTEMPT": str(grant.attempt),
@@ -175,11 +176,7 @@ def _identity(grant: Grant) -> dict[str, str]:
         "GPULAYER_OUTPUTS": str(folders.outputs),
         "GPULAYER_SCRATCH": str(folders.scratch),
         "GPULAYER_CACHE": str(folders.cache),
-        "GPULAYER_RESUME": str(folders.resume) if folders.resume is not None else "",
-        "GPULAYER_RANK": str(place.rank),
-        "GPULAYER_WORLD_SIZE": str(place.world_size),
-        "GPULAYER_NODES": str(place.nodes),
-        "GPULAYER_NODE_RANK": str(place.node_rank),
+        **ALONE,
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpulayer_broker.spec import Spec
 from gpulayer_broker.store.blobstore import BlobStore
@@ -25,7 +27,7 @@ def gather(
     spec: Spec, scratch: Scratch, source: Manifest | None, store: BlobStore, limit_bytes: int
 ) -> Outputs:
     """Stores what comes back; paths count from the job's folder."""
-    has_outputs = any(scratch.outputs.iterdir()) if scratch.outputs.is_dir() else False
+    has_outputs = _holds_something(scratch.outputs)
     patterns = (["outputs"] if has_outputs else []) + list(spec.outputs)
     notes: list[str] = []
     digest = ""
@@ -38,6 +40,13 @@ def gather(
     if spec.kind == "command":
         notes += _missed(scratch, source, returned)
     return Outputs(digest, tuple(notes))
+
+
+def _holds_something(folder: Path) -> bool:
+    try:
+        return bool(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _missed(scratch: Scratch, source: Manifest | None, returned: set[str]) -> list[str]:

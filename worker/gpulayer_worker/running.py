@@ -69,6 +69,8 @@ log = logging.getLogger("gpulayer")
 RETURNED = "returned"
 PIPES_PATIENCE_S = 5.0
 OUTAGE_PAUSE_S = 0.2
+# What goes to a call's process through its fork server; what is larger is a file of the scratch folder.
+INLINE_BYTES = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -129,11 +131,17 @@ class Run:
             return self._in_scratch(scratch, needs)
         finally:
             self.shop.bounds.forget(self.attempt.token)
-            self.shop.cleaner.do(partial(self.shop.scratch.give_back, scratch))
             self.shop.meters.end(self.attempt.token)
+            self.shop.cleaner.do(partial(self._clear, scratch))
+
+    def _clear(self, scratch: Scratch) -> None:
+        """What is left to be done when everybody knows the outcome."""
+        try:
+            self.shop.scratch.give_back(scratch)
+        finally:
             if self.group is not None:
-                self.shop.cleaner.do(self.group.remove)
-                self.shop.cleaner.do(self.shop.groups.refill)
+                self.group.remove()
+                self.shop.groups.refill()
 
     def _in_scratch(self, scratch: Scratch, needs: Requirements) -> Outcome:
         try:
@@ -253,8 +261,8 @@ class Run:
         call = self.spec.call
         assert call is not None
         return FunctionCall(
-            function=self._file(call.function, scratch.file("function")),
-            arguments=self._file(call.arguments, scratch.file("arguments")),
+            function=self._part(call.function, scratch.file("function")),
+            arguments=self._part(call.arguments, scratch.file("arguments")),
             python=version_of(call),
             payload=scratch.file("result"),
             name=call.qualname or "function",
@@ -262,8 +270,12 @@ class Run:
             given=scratch.file("given") if call.given else None,
         )
 
-    def _file(self, payload: Payload, path: Path) -> Path:
-        path.write_bytes(self._bytes(payload))
+    def _part(self, payload: Payload, path: Path) -> bytes | Path:
+        """What is small goes to the process as it is: a file costs more than the rest of a tiny job's start."""
+        data = self._bytes(payload)
+        if len(data) <= INLINE_BYTES:
+            return data
+        path.write_bytes(data)
         return path
 
     def _bytes(self, payload: Payload) -> bytes:

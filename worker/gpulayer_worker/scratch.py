@@ -10,9 +10,11 @@ with nothing in them, are given to another; all others are removed. A job cannot
 from __future__ import annotations
 
 import os
+import stat
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from gpulayer_worker.removing import remove_tree
@@ -26,15 +28,15 @@ class Scratch:
 
     root: Path
 
-    @property
+    @cached_property
     def work(self) -> Path:
         return self.root / "work"
 
-    @property
+    @cached_property
     def outputs(self) -> Path:
         return self.work / "outputs"
 
-    @property
+    @cached_property
     def home(self) -> Path:
         return self.root / "home"
 
@@ -49,7 +51,7 @@ class Scratches:
         self.base = base
         self._spare = base.with_name("spare")
         self._numbers = iter(range(1 << 62))
-        self._spares: deque[Path] = deque()
+        self._spares: deque[str] = deque()
         self._modes: dict[str, int] = {}
         remove_tree(self._spare)
 
@@ -57,7 +59,7 @@ class Scratches:
         """New and empty: what a former attempt of the same number left is removed first."""
         # A chunk's id holds a slash.
         scratch = Scratch(self.base / f"{job_id.replace('/', '-')}.{attempt}")
-        if scratch.root.exists():
+        if os.path.lexists(scratch.root):
             remove_tree(scratch.root)
         if not self._recycled(scratch.root):
             self._make(scratch)
@@ -86,9 +88,12 @@ class Scratches:
             self._modes = {folder: os.lstat(folder_in(scratch, folder)).st_mode for folder in FOLDERS}
 
     def _keep(self, root: Path) -> None:
-        self._spare.mkdir(mode=0o700, exist_ok=True)
-        spare = self._spare / str(next(self._numbers))
-        os.rename(root, spare)
+        spare = f"{self._spare}/{next(self._numbers)}"
+        try:
+            os.rename(root, spare)
+        except FileNotFoundError:
+            self._spare.mkdir(mode=0o700, exist_ok=True)
+            os.rename(root, spare)
         self._spares.append(spare)
 
     def _emptied(self, scratch: Scratch) -> bool:
@@ -98,13 +103,9 @@ class Scratches:
             facts = os.lstat(path)
             if facts.st_mode != self._modes.get(folder) or facts.st_uid != os.geteuid() or _is_marked(path):
                 return False
-            with os.scandir(path) as entries:
-                found = list(entries)
-            files = [] if folder else [entry for entry in found if entry.is_file(follow_symlinks=False)]
-            if {entry.name for entry in found} - {entry.name for entry in files} != inside:
+            beside = set(os.listdir(path)) - inside
+            if beside and not (folder == "" and _unlinked(path, beside)):
                 return False
-            for file in files:
-                os.unlink(file.path)
         return True
 
 
@@ -119,6 +120,16 @@ FOLDERS: dict[str, set[str]] = {
 
 def folder_in(scratch: Scratch, name: str) -> str:
     return f"{scratch.root}/{name}" if name else str(scratch.root)
+
+
+def _unlinked(folder: str, names: set[str]) -> bool:
+    """Removes these files; False where one of them is none."""
+    for name in names:
+        path = f"{folder}/{name}"
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return False
+        os.unlink(path)
+    return True
 
 
 def _is_marked(path: str) -> bool:

@@ -104,11 +104,8 @@ class Bench:
     def call(self, function: bytes, arguments: bytes, **facts: Any) -> FunctionCall:
         """A call of pickled parts."""
         stem = self.folder / f"call{next(_numbers)}"
-        parts = (stem.with_suffix(".function"), stem.with_suffix(".arguments"))
-        for path, data in zip(parts, (function, arguments), strict=True):
-            path.write_bytes(data)
         python = {"python": sys.version_info[:3]} | facts
-        return FunctionCall(*parts, payload=stem.with_suffix(".payload"), **python)
+        return FunctionCall(function, arguments, payload=stem.with_suffix(".payload"), **python)
 
     def run(self, function: Callable[..., Any], *args: Any, **options: Any) -> Ending:
         """Calls a function and waits for its end."""

@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from tests.support import PATIENCE_S
 
-from .bench import Bench, error, value, wait_gone
+from .bench import Bench, error, pickled, value, wait_gone
 
 
 class Point:
@@ -418,6 +419,52 @@ def test_multiprocessing_works_inside_a_function(bench: Bench) -> None:
 
     for method in ("fork", "spawn"):
         assert value(bench.run(spread, method)) == [1, 1, 2, 6, 24]
+
+
+def threads_after_a_fork() -> tuple[int, int]:
+    """How many threads a job with two of them sees in itself, and in its own child."""
+    held = threading.Event()
+    threading.Thread(target=held.wait, daemon=True).start()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, bytes([threading.active_count()]))
+        os._exit(0)
+    os.waitpid(child, 0)
+    seen = threading.active_count()
+    held.set()
+    return seen, os.read(reader, 1)[0]
+
+
+def test_a_jobs_own_forks_mend_what_a_fork_breaks(bench: Bench) -> None:
+    assert value(bench.run(threads_after_a_fork)) == (2, 1)
+
+
+def main_thread_in_the_system() -> bool:
+    return threading.main_thread().native_id == threading.get_native_id()
+
+
+def test_a_functions_main_thread_knows_its_number_in_the_system(bench: Bench) -> None:
+    assert value(bench.run(main_thread_in_the_system))
+
+
+def test_a_call_whose_parts_are_files_is_made_too(bench: Bench) -> None:
+    call = bench.call(pickled(identity), pickle.dumps((("x" * 1000,), {})))
+    function, arguments = bench.folder / "function", bench.folder / "arguments"
+    for path, data in zip((function, arguments), call.blobs, strict=True):
+        path.write_bytes(data)
+
+    ending = bench.start(replace(call, function=function, arguments=arguments)).wait(PATIENCE_S)
+
+    assert value(ending) == "x" * 1000
+
+
+def test_parts_larger_than_the_link_takes_at_once_arrive_whole(bench: Bench) -> None:
+    text = "0123456789" * 100_000
+
+    endings = [bench.function(identity, text) for _ in range(3)]
+
+    assert [value(ending.wait(PATIENCE_S)) for ending in endings] == [text] * 3
 
 
 def test_two_functions_draw_different_numbers(bench: Bench) -> None:

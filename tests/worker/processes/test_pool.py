@@ -48,6 +48,21 @@ def test_functions_that_differ_only_in_what_is_theirs_share_a_server(bench: Benc
     assert first == second
 
 
+def whole_environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def test_nothing_of_the_first_jobs_environment_reaches_the_next(bench: Bench) -> None:
+    first = bench.env | {"HF_HOME": "/first", "OMP_NUM_THREADS": "7", "GPULAYER_GPUS": "0"}
+    second = bench.env | {"OMP_NUM_THREADS": "1"}
+
+    seen = [value(bench.run(whole_environment, env=env)) for env in (first, second)]
+
+    for environment in seen:
+        del environment["GPULAYER_PROCESS"]
+    assert seen == [first, second]
+
+
 def test_another_library_path_gets_another_server(bench: Bench) -> None:
     first = parent_of(bench)
     second = parent_of(bench, env=bench.env | {"LD_LIBRARY_PATH": "/nowhere"})

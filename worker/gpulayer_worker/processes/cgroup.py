@@ -27,7 +27,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
-from gpulayer_worker.runner import cgroups
+from gpulayer_worker.runner import cgroups, proctree
 
 from .cgroup_mounts import Mounts, read_mounts
 
@@ -55,16 +55,13 @@ class GroupFacts:
 class Group:
     """One job's group."""
 
-    def __init__(self, folders: Mapping[str, Path], version_of_memory: int) -> None:
+    def __init__(self, folders: Mapping[str, str], version_of_memory: int) -> None:
         self._folders = dict(folders)
         self._memory_v2 = version_of_memory == 2
         self.limit_bytes = 0
-
-    @property
-    def folders(self) -> tuple[str, ...]:
-        """As the fork server takes them: the one that ends all at once first."""
-        ordered = [self._folders[name] for name in ("unified", "pids", "memory") if name in self._folders]
-        return tuple(dict.fromkeys(map(str, ordered)))
+        ordered = [folders[name] for name in ("unified", "pids", "memory") if name in folders]
+        # As the fork server takes them: the one that ends all at once first.
+        self.folders = tuple(dict.fromkeys(ordered))
 
     def limit(self, memory_bytes: int) -> None:
         """From now on the group has no more memory than that, swap included."""
@@ -72,10 +69,10 @@ class Group:
         if folder is None:
             return
         names = ("memory.max", "memory.swap.max") if self._memory_v2 else _V1_LIMITS
-        _put(folder / names[0], memory_bytes)
+        _put(f"{folder}/{names[0]}", memory_bytes)
         # Without swap accounting there is no second file, and no second limit either.
         with contextlib.suppress(OSError):
-            _put(folder / names[1], 0 if self._memory_v2 else memory_bytes)
+            _put(f"{folder}/{names[1]}", 0 if self._memory_v2 else memory_bytes)
         self.limit_bytes = memory_bytes
 
     def facts(self) -> GroupFacts:
@@ -115,10 +112,6 @@ class Groups:
         """What is used, for the worker's record."""
         return {"version": self._version, "uses": sorted(self._roots), "most_processes": self._most_processes}
 
-    @property
-    def bounds_memory(self) -> bool:
-        return "memory" in self._roots
-
     def take(self, memory_bytes: int = 0) -> Group | None:
         """A group for one job; None where there are none."""
         if not self._roots:
@@ -151,11 +144,11 @@ class Groups:
         with self._lock:
             self._made += 1
             name = f"{os.getpid()}-{self._made}"
-        folders = {kind: root / name for kind, root in self._roots.items()}
+        folders = {kind: f"{root}/{name}" for kind, root in self._roots.items()}
         for folder in dict.fromkeys(folders.values()):
-            folder.mkdir()
+            os.mkdir(folder)
         if "pids" in folders:
-            _put(folders["pids"] / cgroups.MOST_PROCESSES, self._most_processes)
+            _put(f"{folders['pids']}/{cgroups.MOST_PROCESSES}", self._most_processes)
         return Group(folders, self._version)
 
 
@@ -224,7 +217,7 @@ def _hand_down(root: Path) -> tuple[str, ...]:
         try:
             attempt(root)
             for folder in (root.parent, root):
-                _put(folder / "cgroup.subtree_control", "+memory +pids")
+                _put(f"{folder}/cgroup.subtree_control", "+memory +pids")
             return ("memory", "pids")
         except OSError:
             continue
@@ -246,7 +239,7 @@ def _leave(root: Path) -> None:
     """Back to where the worker was started."""
     with contextlib.suppress(OSError):
         for folder in (root, root.parent):
-            _put(folder / "cgroup.subtree_control", "-memory -pids")
+            _put(f"{folder}/cgroup.subtree_control", "-memory -pids")
         cgroups.enter([str(root.parent)])
         (root / WORKERS_LEAF).rmdir()
 
@@ -254,7 +247,7 @@ def _leave(root: Path) -> None:
 # --- files ---
 
 
-def _put(path: Path, value: int | str) -> None:
+def _put(path: str, value: int | str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, str(value).encode())
@@ -262,23 +255,23 @@ def _put(path: Path, value: int | str) -> None:
         os.close(descriptor)
 
 
-def _number(folder: Path | None, name: str) -> int | None:
+def _number(folder: str | None, name: str) -> int | None:
     return _read(folder, name, int)
 
 
-def _fields(folder: Path | None, name: str) -> dict[str, int]:
-    def parsed(text: str) -> dict[str, int]:
+def _fields(folder: str | None, name: str) -> dict[str, int]:
+    def parsed(text: bytes) -> dict[str, int]:
         pairs = (line.split() for line in text.splitlines())
-        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
+        return {pair[0].decode(): int(pair[1]) for pair in pairs if len(pair) == 2}
 
     return _read(folder, name, parsed) or {}
 
 
-def _read(folder: Path | None, name: str, parse: Callable[[str], T]) -> T | None:
+def _read(folder: str | None, name: str, parse: Callable[[bytes], T]) -> T | None:
     if folder is None:
         return None
     try:
-        return parse((folder / name).read_text())
+        return parse(proctree.contents(f"{folder}/{name}"))
     except (OSError, ValueError):
         return None
 
@@ -295,6 +288,9 @@ def _remove(folder: str) -> None:
 
 def _removed(folder: str) -> bool:
     """Groups that the job made below it go first."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+        return True
     try:
         for below, _, _ in os.walk(folder, topdown=False):
             os.rmdir(below)

@@ -21,7 +21,7 @@ from typing import Any
 from gpulayer_worker.runner import cgroups, wire
 
 from . import ending
-from .job import Ending, Exit, JobHandle, JobProcess, Usage, WarmWork, work_message
+from .job import Ending, Exit, FunctionCall, JobHandle, JobProcess, Usage, WarmWork, work_message
 from .outbox import Outbox
 from .pipes import Pipe, ProgressPipe, ReportPipe
 from .watchdog import LOOK_EVERY_S, Watchdog, continue_stopped
@@ -47,6 +47,7 @@ class _Running:
         self.progress = ProgressPipe(callback) if callback is not None else None
         self.exit: Exit | None = None
         self.expired = False
+        self.is_watched = False
 
     def pipes(self) -> list[Pipe]:
         return [self.report] if self.progress is None else [self.report, self.progress]
@@ -58,6 +59,11 @@ class _Running:
         if self.progress is not None:
             named.append(("progress", self.progress.writer))
         return named + (list(job.work.channels.items()) if isinstance(job.work, WarmWork) else [])
+
+    def blobs(self) -> list[bytes]:
+        """The bytes that go with the message."""
+        work = self.handle.job.work
+        return work.blobs if isinstance(work, FunctionCall) else []
 
     def message(self) -> dict[str, Any]:
         job = self.handle.job
@@ -228,7 +234,7 @@ class ForkServer:
     def _hand_over(self, running: _Running) -> None:
         descriptors = [descriptor for _, descriptor in running.descriptors()]
         if self._ready:
-            self._outbox.send(running.message(), descriptors)
+            self._outbox.send(running.message(), descriptors, running.blobs())
         else:
             self._held.append((running, self._outbox.keep(descriptors)))
         for pipe in running.pipes():
@@ -288,14 +294,27 @@ class ForkServer:
             self._server_ended()
             return
         self._watchdog.heard()
+        started: list[_Running] = []
         for event, _ in self._decoder.feed(*received):
-            getattr(self, "_event_" + event["event"])(event)
+            if event["event"] == "started":
+                started.append(self._event_started(event))
+            else:
+                getattr(self, "_event_" + event["event"])(event)
+        for running in started:
+            self._watch(running)
 
-    def _event_started(self, event: dict[str, Any]) -> None:
+    def _event_started(self, event: dict[str, Any]) -> _Running:
         running = self._running[event["id"]]
+        running.handle.started.set_result(event["pid"])
+        return running
+
+    def _watch(self, running: _Running) -> None:
+        """Reads its pipes while it runs. Those of a job that has ended by now were read at its end."""
+        if running.handle.gone.done():
+            return
+        running.is_watched = True
         for pipe in running.pipes():
             self._selector.register(pipe.reader, selectors.EVENT_READ, self._pipe_reader(pipe))
-        running.handle.started.set_result(event["pid"])
 
     def _pipe_reader(self, pipe: Pipe) -> Callable[[int], None]:
         def read(_: int) -> None:
@@ -307,9 +326,7 @@ class ForkServer:
 
     def _event_exited(self, event: dict[str, Any]) -> None:
         running = self._running[event["id"]]
-        used = event["usage"]
-        usage = Usage(used["ru_utime"], used["ru_stime"], used["ru_maxrss"] * 1024)
-        running.exit = Exit(event["code"], event["signal"], usage)
+        running.exit = exit_of(event["exit"])
         running.handle.exited.set_result(running.exit)
 
     def _event_expired(self, event: dict[str, Any]) -> None:
@@ -317,7 +334,7 @@ class ForkServer:
 
     def _event_gone(self, event: dict[str, Any]) -> None:
         strays = tuple(f"{stray['pid']} {stray['command']}".strip() for stray in event["strays"])
-        self._finish(event["id"], Ending(self._running[event["id"]].exit, strays=strays))
+        self._finish(event["id"], Ending(exit_of(event["exit"]), strays=strays))
 
     def _event_refused(self, event: dict[str, Any]) -> None:
         self._finish(event["id"], Ending(None, refused=event["error"]))
@@ -337,14 +354,14 @@ class ForkServer:
 
     def _send_held(self) -> None:
         for running, descriptors in self._held:
-            self._outbox.send(running.message(), descriptors)
+            self._outbox.send(running.message(), descriptors, running.blobs())
             self._outbox.forget(descriptors)
         self._held.clear()
 
     def _finish(self, identifier: str, end: Ending) -> None:
         with self._lock:
             running = self._running.pop(identifier)
-        for pipe in running.pipes():
+        for pipe in running.pipes() if running.is_watched else ():
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(pipe.reader)
         running.finish(end)
@@ -396,3 +413,10 @@ class ForkServer:
             ending.end_jobs(sessions, set(lost))
         if self._after_loss is not None:
             self._after_loss()
+
+
+def exit_of(told: Mapping[str, Any]) -> Exit:
+    """How a main process ended, as the fork server tells it."""
+    used = told["usage"]
+    usage = Usage(used["ru_utime"], used["ru_stime"], used["ru_maxrss"] * 1024)
+    return Exit(told["code"], told["signal"], usage)

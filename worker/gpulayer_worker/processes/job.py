@@ -17,10 +17,13 @@ DEFAULT_UMASK = 0o022
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A pickled function, its pickled (args, kwargs), the Python that pickled both, and results of other jobs."""
+    """A pickled function, its pickled (args, kwargs), the Python that pickled both, and results of other jobs.
 
-    function: Path
-    arguments: Path
+    The two pickles are bytes, which go to the process as they are, or, where they are large, files.
+    """
+
+    function: bytes | Path
+    arguments: bytes | Path
     python: tuple[int, int, int]
     payload: Path
     name: str = "function"
@@ -29,10 +32,11 @@ class FunctionCall:
     given: Path | None = None
 
     def as_message(self) -> dict[str, Any]:
-        """The form in which the runner takes it."""
+        """The form in which the runner takes it; its `inline` parts are the blobs, in this order."""
+        parts = {"function": self.function, "arguments": self.arguments}
         return {
-            "function": str(self.function),
-            "arguments": str(self.arguments),
+            **{name: str(part) for name, part in parts.items() if isinstance(part, Path)},
+            "inline": [name for name, part in parts.items() if isinstance(part, bytes)],
             "python": list(self.python),
             "payload": str(self.payload),
             "name": self.name,
@@ -40,6 +44,11 @@ class FunctionCall:
             "result_limit_bytes": self.result_limit_bytes,
             **({"given": str(self.given)} if self.given else {}),
         }
+
+    @property
+    def blobs(self) -> list[bytes]:
+        """The parts that are bytes."""
+        return [part for part in (self.function, self.arguments) if isinstance(part, bytes)]
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,11 @@ class Outbox:
         self._waiting: deque[tuple[bytes, list[int]]] = deque()
         self._closed = False
 
-    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    def send(
+        self, message: dict[str, Any], descriptors: Sequence[int] = (), blobs: Sequence[bytes] = ()
+    ) -> None:
         """Sends now or later; the descriptors may be closed after. To a peer that is gone it sends nothing."""
-        data = wire.encode(message)
+        data = wire.encode(message, blobs)
         with self._lock:
             if self._closed:
                 return

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .fork_server import ForkServer, ForkServerGone
-from .job import JobHandle, JobProcess
+from .job import FunctionCall, JobHandle, JobProcess
 
 KEPT_SERVERS = 4
 IDLE_S = 600.0
@@ -33,6 +33,25 @@ SET_AFTER_FORK = (
     "PYTHONPATH",
     "PWD",
     "OLDPWD",
+)
+# The same for nearly all functions of a worker: a fork server that has them already spares each child the setting.
+USUAL = (
+    "PATH",
+    "XDG_CACHE_HOME",
+    "HF_HOME",
+    "TORCH_HOME",
+    "OMP_NUM_THREADS",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "GPULAYER_ACCELERATOR",
+    "GPULAYER_GPUS",
+    "GPULAYER_CACHE",
+    "GPULAYER_RESUME",
+    "GPULAYER_RANK",
+    "GPULAYER_WORLD_SIZE",
+    "GPULAYER_NODES",
+    "GPULAYER_NODE_RANK",
 )
 
 
@@ -87,7 +106,7 @@ class Pool:
         key = key_of(job)
         for _ in range(TRIES):
             try:
-                return self._server(key).start(job)
+                return self._server(key, job).start(job)
             except ForkServerGone as gone:
                 failure = gone
         raise failure
@@ -123,19 +142,23 @@ class Pool:
         for server in servers:
             server.close()
 
-    def _server(self, key: Key) -> Server:
+    def _server(self, key: Key, job: JobProcess) -> Server:
         with self._lock:
             if self._closed:
                 raise ForkServerGone("the worker starts no more jobs")
             server = self._servers.get(key)
             if server is None or not server.alive:
-                server = self._servers[key] = self._launch(key)
+                server = self._servers[key] = self._launch(key, job)
             self._used_s[key] = time.monotonic()
             return server
 
-    def _launch(self, key: Key) -> Server:
-        # The mark by which `ending.clear_leftovers` knows the processes of a worker that was killed.
-        env = dict(key.env) | ({"GPULAYER_SCRATCH": self._scratch_root} if self._scratch_root else {})
+    def _launch(self, key: Key, job: JobProcess) -> Server:
+        env = dict(key.env)
+        if isinstance(job.work, FunctionCall) and not key.preload:
+            env |= {name: job.env[name] for name in USUAL if name in job.env}
+        if self._scratch_root:
+            # The mark by which `ending.clear_leftovers` knows the processes of a worker that was killed.
+            env["GPULAYER_SCRATCH"] = self._scratch_root
         return launch(key.python, env, key.preload, self._fallback_path, self._after_loss)
 
 

@@ -231,7 +231,12 @@ class SpawnStarter:
             return list(work)
         assert isinstance(work, FunctionCall)
         spec = work.payload.with_suffix(".call.json")
-        spec.write_text(json.dumps(work.as_message() | {"fallback_path": list(self._fallback_path)}))
+        message = work.as_message() | {"fallback_path": list(self._fallback_path)}
+        for name, data in zip(message["inline"], work.blobs, strict=True):
+            file = work.payload.with_suffix(f".{name}")
+            file.write_bytes(data)
+            message[name] = str(file)
+        spec.write_text(json.dumps(message))
         python = spawned.handle.job.python or self._python
         return [python, "-u", "-s", str(MAIN), "call", str(spec), str(spawned.report.writer)]
 

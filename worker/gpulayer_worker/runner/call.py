@@ -1,7 +1,7 @@
 """Calls a pickled function and reports its result or its error.
 
-`call` serves a forked child, `call_and_exit` a process of its own. The function and its arguments are two
-files, because all items of a map share the first. Whatever happens, there is one report, unless the process
+`call` serves a forked child, `call_and_exit` a process of its own. The function and its arguments are two pickles,
+each of them bytes that came along, or the name of a file. Whatever happens, there is one report, unless the process
 is killed or leaves by os._exit.
 """
 
@@ -64,7 +64,8 @@ def prepare(spec: dict[str, Any]) -> None:
     sys.path[:0] = [os.getcwd(), *(entry for entry in extra if entry not in sys.path)]
     _bring(spec.get("fallback_path", []))
     # A crash in native code leaves at least the Python stack in the log.
-    faulthandler.enable()
+    if not faulthandler.is_enabled():
+        faulthandler.enable()
     _disown_finalizers()
     _reseed()
 
@@ -136,6 +137,8 @@ def _filled(
 
 
 def _unpickle(spec: dict[str, Any], part: str) -> Any:
+    if isinstance(spec[part], bytes):
+        return load(spec, part, spec[part])
     with open(spec[part], "rb") as file:
         return load(spec, part, file.read())
 

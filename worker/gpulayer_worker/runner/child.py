@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from . import call, cgroups, proctree, report, warm
+from . import call, cgroups, forks, proctree, report, signals, warm
 from .jobs import MARK
 
 NOT_EXECUTABLE = 126
@@ -25,8 +25,9 @@ NOT_FOUND = 127
 # High enough that no shell script's own `exec 3>` meets it.
 PROGRESS_DESCRIPTOR_FROM = 200
 JOBS_OOM_SCORE = b"500"
-# From its start, for itself.
-PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
+
+# The environment that a child inherits.
+_worn: dict[str, str] = {}
 
 
 def become_job(message: dict[str, Any], pipes: dict[str, int], server: int, private: Sequence[int]) -> None:
@@ -35,12 +36,12 @@ def become_job(message: dict[str, Any], pipes: dict[str, int], server: int, priv
     try:
         os.setsid()
         _die_with(server)
-        _reset_signals(is_command=message["kind"] == "command")
+        signals.begin_anew(is_command=message["kind"] == "command")
         for descriptor in private:
             os.close(descriptor)
         environment = _connect(message, pipes)
         cgroups.enter(message.get("cgroups", ()))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        signals.let_go()
         code = _run(message, pipes, environment)
     except BaseException as error:  # noqa: BLE001 - nothing may unwind into the fork server's loop
         _explain(pipes, type(error).__name__, f"cannot start: {error}")
@@ -57,9 +58,13 @@ def _run(message: dict[str, Any], pipes: dict[str, int], environment: dict[str, 
             pipes, "CannotStart", "cannot enter the folder {}: {}".format(message["cwd"], error.strerror)
         )
     if message["kind"] == "function":
+        forks.take_up()
         _wear(environment)
-        return call.call(message["call"], pipes.get("report"))
+        spec = message["call"]
+        spec.update(zip(spec["inline"], message.get("blobs", ())))  # noqa: B905 - strict= came with 3.10
+        return call.call(spec, pipes.get("report"))
     if message["kind"] == "warm":
+        forks.take_up()
         _wear(environment)
         warm.serve(pipes["requests"], pipes["replies"])
     return _execute(message["argv"], environment, pipes)
@@ -71,30 +76,17 @@ def _die_with(server: int) -> None:
     if os.getppid() != server:
         os._exit(NOT_EXECUTABLE)
     # The kernel, out of memory, is to pick the job and not what watches over it.
-    with contextlib.suppress(OSError):
+    try:
         descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(descriptor, JOBS_OOM_SCORE)
         os.close(descriptor)
-
-
-def _reset_signals(is_command: bool) -> None:
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_DFL)
-    # A worker that a script or nohup started may ignore some: its jobs do not inherit that.
-    for number in signal.valid_signals() - PYTHON_IGNORES:
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL if is_command else signal.default_int_handler)
-    if is_command:
-        # A command expects the kernel's defaults of these too.
-        for number in PYTHON_IGNORES:
-            signal.signal(number, signal.SIG_DFL)
+    except OSError:
+        pass  # where the kernel does not let it be told, it picks by size
 
 
 def _connect(message: dict[str, Any], pipes: dict[str, int]) -> dict[str, str]:
     """Puts the pipes where the job expects them; the job's environment."""
-    environment: dict[str, str] = dict(message["env"])
+    environment: dict[str, str] = message["env"]
     environment[MARK] = message["id"]
     for name, target in (("stdout", 1), ("stderr", 2)):
         os.dup2(pipes[name], target)
@@ -107,10 +99,21 @@ def _connect(message: dict[str, Any], pipes: dict[str, int]) -> dict[str, str]:
     return environment
 
 
+def note_environment() -> None:
+    """Called by the fork server where its own environment may have changed."""
+    _worn.clear()
+    _worn.update(os.environ)
+
+
 def _wear(environment: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-    time.tzset()
+    """Changes only what differs: each change is a call into the C library."""
+    for name in _worn.keys() - environment.keys():
+        del os.environ[name]
+    for name, value in environment.items():
+        if _worn.get(name) != value:
+            os.environ[name] = value
+    if environment.get("TZ") != _worn.get("TZ"):
+        time.tzset()
 
 
 def _execute(argv: list[str], environment: dict[str, str], pipes: dict[str, int]) -> int:

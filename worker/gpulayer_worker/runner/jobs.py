@@ -41,6 +41,7 @@ class Job:
         self.ended = False
         self.killed = False
         self.files = files
+        self.exit: dict[str, Any] | None = None
         self.strays: list[dict[str, Any]] = []
         self.started = started
         self.folders = folders

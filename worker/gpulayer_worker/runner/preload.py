@@ -31,10 +31,15 @@ def load(names: list[str]) -> tuple[list[str], dict[str, str]]:
             imported.append(name)
         except BaseException as error:  # noqa: BLE001 - a broken package is the job's to meet
             failed[name] = f"{type(error).__name__}: {error}"
+    settle()
+    return imported, failed
+
+
+def settle() -> None:
+    """What is there now stays: the collector of a job's process is not to touch, and so to copy, all of it."""
     gc.collect()
     if hasattr(gc, "freeze"):  # CPython alone keeps what it collects beside the objects
         gc.freeze()
-    return imported, failed
 
 
 def bring_cloudpickle(folders: list[str]) -> None:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 COMMAND_BYTES = 200
+READ_BYTES = 4096
 KILL_PASSES = 100
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Kernels without CONFIG_PROC_CHILDREN lack it; there the whole table is read instead.
@@ -47,12 +48,15 @@ def now_ticks() -> int:
 
 @functools.lru_cache(maxsize=1)
 def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+    return libc
 
 
 def prctl(option: int, value: int) -> None:
     """One prctl call; OSError where the kernel refuses."""
-    if _libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+    if _libc().prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -68,11 +72,22 @@ def become_subreaper() -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+def contents(path: str) -> bytes:
+    """A short file of the kernel. A file object would cost more than the reading, several times a job."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = b""
+        while part := os.read(descriptor, READ_BYTES):
+            data += part
+        return data
+    finally:
+        os.close(descriptor)
+
+
 def status(pid: int) -> Status | None:
     """State, parent, session and start of a process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b") ")[2].split()
+        fields = contents(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
         return Status(fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
     except (OSError, IndexError, ValueError):
         return None
@@ -86,8 +101,8 @@ def children(pid: int) -> set[int]:
     gone = (FileNotFoundError, ProcessLookupError)
     with contextlib.suppress(*gone):
         for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(*gone), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                found.update(int(child) for child in file.read().split())
+            with contextlib.suppress(*gone):
+                found.update(map(int, contents(f"/proc/{pid}/task/{task}/children").split()))
     return found
 
 

@@ -11,24 +11,27 @@ promises:
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import select
 import signal
 import socket
 import sys
+import time
 import warnings
 from typing import Any
 
-from . import child, preload, proctree, wire
+from . import child, forks, preload, proctree, signals, wire
 from .jobs import Job, Jobs
 
 # While a lease is open, time is looked at this often: poll's clock stands still while the machine sleeps, a
 # lease's does not.
 LOOK_AT_LEASES_S = 5.0
 LAST_WAIT_S = 0.05
-# What nearly every function's call imports, so that no child has to.
-BASE_MODULES = ["tempfile", "random"]
+# News of a start waits so long for more: where the job has ended by then, the worker is woken once for both.
+LINGER_MS = 3
 USAGE = ("ru_utime", "ru_stime", "ru_maxrss")
+FORK_WARNS = tuple(sys.version_info) >= (3, 12)
 
 
 class Server:
@@ -39,8 +42,10 @@ class Server:
         self._worker = worker
         self._decoder = wire.Decoder()
         self._outgoing = bytearray()
+        self._linger_until_s: float | None = None
         self._jobs = Jobs()
         self._open = True
+        self._null = identity(os.stat(os.devnull))
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poller = select.poll()
         self._poller.register(self._wake_reader, select.POLLIN)
@@ -87,10 +92,11 @@ class Server:
 
     def _drain_wakeups(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while os.read(self._wake_reader, 4096):
-                pass
+            os.read(self._wake_reader, 4096)
 
     def _patience_ms(self) -> int | None:
+        if self._linger_until_s is not None:
+            return LINGER_MS
         due = self._jobs.next_deadline_s()
         if due is None:
             return None
@@ -118,8 +124,21 @@ class Server:
 
     def _tell(self, event: str, **facts: Any) -> None:
         self._outgoing += wire.encode(dict(facts, event=event))
+        self._linger_until_s = None
+
+    def _tell_start(self, job: Job, kind: str) -> None:
+        waits = not self._outgoing or self._linger_until_s is not None
+        until_s = self._linger_until_s or time.monotonic() + LINGER_MS / 1000
+        self._tell("started", id=job.id, pid=job.pid)
+        # Of a process that serves many calls, the first is waiting.
+        if waits and kind != "warm":
+            self._linger_until_s = until_s
 
     def _flush(self) -> None:
+        if self._linger_until_s is not None:
+            if time.monotonic() < self._linger_until_s:
+                return
+            self._linger_until_s = None
         try:
             while self._outgoing:
                 taken = wire.send(self._link, bytes(self._outgoing[: wire.CHUNK_BYTES]))
@@ -147,12 +166,13 @@ class Server:
             self._tell("refused", id=message["id"], error=f"cannot fork: {error}")
             return
         folders = message.get("cgroups", ())
-        self._jobs.add(Job(message["id"], pid, lease_until_s, held_files(pipes), started, folders))
-        self._tell("started", id=message["id"], pid=pid)
+        job = Job(message["id"], pid, lease_until_s, held_files(pipes, self._null), started, folders)
+        self._jobs.add(job)
+        self._tell_start(job, message["kind"])
 
     def _fork(self, message: dict[str, Any], pipes: dict[str, int]) -> int:
         """A child that becomes the job. Signals wait, so that an early TERM meets the job's own dispositions."""
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        signals.hold()
         try:
             server = os.getpid()
             pid = fork_quietly()
@@ -162,7 +182,7 @@ class Server:
                 )
             return pid
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            signals.let_go()
 
     def _request_end(self, message: dict[str, Any], _: list[int]) -> None:
         job = self._jobs.find(message["id"])
@@ -188,6 +208,7 @@ class Server:
 
     def _request_preload(self, message: dict[str, Any], _: list[int]) -> None:
         imported, failed = preload.load(message["modules"])
+        child.note_environment()
         self._tell("preloaded", imported=imported, failed=failed, threads=preload.foreign_threads())
 
     def _request_stats(self, _: dict[str, Any], __: list[int]) -> None:
@@ -202,6 +223,7 @@ class Server:
 
     def _reap(self) -> None:
         reaped = childless = False
+        ended: list[Job] = []
         while True:
             try:
                 pid, code, usage = os.wait4(-1, os.WNOHANG)
@@ -213,16 +235,19 @@ class Server:
             reaped = True
             job = self._jobs.main_ended(pid)
             if job is not None:
-                self._tell(
-                    "exited", id=job.id, usage={name: getattr(usage, name) for name in USAGE}, **ending(code)
-                )
+                job.exit = dict(ending(code), usage={name: getattr(usage, name) for name in USAGE})
+                ended.append(job)
         if reaped:
-            self._settle(childless)
+            self._settle(childless, ended)
 
-    def _settle(self, childless: bool) -> None:
+    def _settle(self, childless: bool, ended: list[Job]) -> None:
         """Ends what outlived its job's main process, and tells of the jobs of which nothing is left."""
-        for job in self._jobs.sweep(childless):
-            self._tell("gone", id=job.id, strays=job.strays)
+        gone = self._jobs.sweep(childless)
+        for job in ended:
+            if job not in gone:
+                self._tell("exited", id=job.id, exit=job.exit)
+        for job in gone:
+            self._tell("gone", id=job.id, exit=job.exit, strays=job.strays)
 
     def _look_at_clocks(self) -> None:
         now_s = proctree.lease_clock_s()
@@ -250,6 +275,8 @@ def _ignore(*_: object) -> None:
 
 def fork_quietly() -> int:
     """os.fork without its warning: the threads it may find are those that a preloaded library keeps to itself."""
+    if not FORK_WARNS:
+        return os.fork()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
@@ -262,15 +289,14 @@ def ending(code: int) -> dict[str, int | None]:
     return {"code": os.WEXITSTATUS(code), "signal": None}
 
 
-def held_files(pipes: dict[str, int]) -> set[tuple[int, int]]:
-    """Identities of the job's own pipes: whoever holds one belongs to the job."""
-    facts = [os.fstat(descriptor) for descriptor in pipes.values()]
-    null = os.stat(os.devnull)
-    return {
-        (fact.st_dev, fact.st_ino)
-        for fact in facts
-        if (fact.st_dev, fact.st_ino) != (null.st_dev, null.st_ino)
-    }
+def identity(facts: os.stat_result) -> tuple[int, int]:
+    """What tells a file from every other."""
+    return facts.st_dev, facts.st_ino
+
+
+def held_files(pipes: dict[str, int], null: tuple[int, int]) -> set[tuple[int, int]]:
+    """Identities of the job's own pipes, which `null` is none of: whoever holds one belongs to the job."""
+    return {identity(os.fstat(descriptor)) for descriptor in pipes.values()} - {null}
 
 
 def serve(descriptor: int) -> int:
@@ -282,8 +308,12 @@ def serve(descriptor: int) -> int:
     os.closerange(descriptor + 1, 1024)
     proctree.become_subreaper()
     os.chdir("/")
-    preload.bring_cloudpickle(sys.argv[3:])
-    preload.load(BASE_MODULES)
+    with forks.leaving_out():
+        preload.bring_cloudpickle(sys.argv[3:])
+    preload.settle()
+    child.note_environment()
+    # For its jobs, which inherit it.
+    faulthandler.enable()
     # What an import prints goes to the worker's log; a job gets a stdout of its own.
     os.dup2(2, 1)
     Server(link, worker).run()

@@ -1,8 +1,8 @@
 """Messages between worker and fork server: length-prefixed JSON over a unix stream socket, file descriptors beside it.
 
 Both sides use this file. A message names how many descriptors belong to it; they travel with its first byte,
-so they have arrived when the message is whole. Nothing here blocks: what a full socket does not take is
-handed back to the caller.
+so they have arrived when the message is whole. It also names the sizes of the bytes that follow it as they are.
+Nothing here blocks: what a full socket does not take is handed back to the caller.
 """
 
 from __future__ import annotations
@@ -22,16 +22,21 @@ CHUNK_BYTES = 256 * 1024
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
+_to_text = json.JSONEncoder(separators=(",", ":")).encode
+
+
 class BrokenWire(Exception):
     """The other side sent something that is not a message."""
 
 
-def encode(message: dict[str, Any]) -> bytes:
+def encode(message: dict[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
     """The bytes of one message."""
-    body = json.dumps(message, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    if blobs:
+        message = dict(message, blobs=[len(blob) for blob in blobs])
+    body = _to_text(message).encode("utf-8", "surrogatepass")
     if len(body) > MAX_MESSAGE_BYTES:
         raise BrokenWire(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
-    return LENGTH.pack(len(body)) + body
+    return b"".join([LENGTH.pack(len(body)), body, *blobs])
 
 
 def send(link: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> int:
@@ -69,7 +74,7 @@ class Decoder:
         self._descriptors: deque[int] = deque()
 
     def feed(self, data: bytes, descriptors: Sequence[int]) -> Iterator[tuple[dict[str, Any], list[int]]]:
-        """Every message that is whole now, each with the descriptors that came with it."""
+        """Every message that is whole now with the descriptors that came with it; `blobs` are its bytes."""
         self._data += data
         self._descriptors.extend(descriptors)
         while True:
@@ -91,7 +96,19 @@ class Decoder:
         if len(self._data) < end:
             return None
         message = json.loads(self._data[LENGTH.size : end].decode("utf-8", "surrogatepass"))
-        del self._data[:end]
         if not isinstance(message, dict):
             raise BrokenWire("a message is not an object")
+        if "blobs" in message:
+            start, end = end, end + sum(message["blobs"])
+            if len(self._data) < end:
+                return None
+            message["blobs"] = self._cut(start, message["blobs"])
+        del self._data[:end]
         return message
+
+    def _cut(self, start: int, sizes: Sequence[int]) -> list[bytes]:
+        blobs = []
+        for size in sizes:
+            blobs.append(bytes(self._data[start : start + size]))
+            start += size
+        return blobs
