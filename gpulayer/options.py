@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypedDict
 
 from gpulayer_broker.arguments import Wording, count, one_of
@@ -153,10 +154,17 @@ class Plan:
         return replace(self, permit=_permit(words, f"map-{secrets.token_hex(8)}", most, name))
 
     def on_python(self, minor: str) -> Plan:
-        """The same on a Python of this minor version, where the user asked for none."""
+        """The same on a Python of this minor version, where the user asked for none; made once for all calls."""
         if self.needs.python:
             return self
-        return replace(self, needs=replace(self.needs, python=canonical_range(f"=={minor}.*")))
+        if (plan := self._by_python.get(minor)) is None:
+            needs = replace(self.needs, python=canonical_range(f"=={minor}.*"))
+            plan = self._by_python[minor] = replace(self, needs=needs)
+        return plan
+
+    @cached_property
+    def _by_python(self) -> dict[str, Plan]:
+        return {}
 
 
 def refuse_unknown(what: str, options: Mapping[str, Any], known: Iterable[str]) -> None:

@@ -48,6 +48,10 @@ class Requirements:
 
     def canonical(self) -> bytes:
         """The same bytes for the same requirements, on every machine; `decode` reads them."""
+        return self._canonical
+
+    @cached_property
+    def _canonical(self) -> bytes:
         import orjson
 
         # Defaults are left out, so that a field that comes later changes no signature of jobs without it.
