@@ -33,7 +33,7 @@ from gpulayer_broker.job import new_job_id
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.recent import Recent
 from gpulayer_broker.requirements import Requirements
-from gpulayer_broker.spec import Payload, Spec, encode, request_digest
+from gpulayer_broker.spec import Payload, Spec, encode, lane_of, request_digest
 
 BATCH = 500
 BATCH_BYTES = 4 * 1024 * 1024
@@ -183,6 +183,7 @@ class Submitter:
             permit=plan.permit,
             rate=plan.rate,
             keep_ms=plan.keep_ms,
+            lane="" if order.count or plan.retries else lane_of(spec),
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from gpulayer_broker.functions import Grant, Running
@@ -24,7 +24,10 @@ def lease_clock_s() -> float:
 
 @dataclass
 class Attempt:
-    """One grant while this worker holds it. `stop` is set once, with the reason, and wakes whoever runs the job."""
+    """One grant while this worker holds it. `stop` is set once, with the reason, and wakes whoever runs the job.
+
+    `riders` are the other calls of its ride, where it is the first.
+    """
 
     grant: Grant
     lease_until_s: float
@@ -35,6 +38,7 @@ class Attempt:
     on_stop: Callable[[str], None] | None = None
     on_interrupt: Callable[[], None] | None = None
     on_lease: Callable[[float], None] | None = None
+    riders: tuple[Attempt, ...] = ()
 
     @property
     def id(self) -> str:
@@ -43,6 +47,11 @@ class Attempt:
     @property
     def token(self) -> str:
         return self.grant.token
+
+    @property
+    def slot(self) -> str:
+        """What names the slot that it has: calls of one ride share theirs."""
+        return self.grant.ride or f"{self.grant.id}/{self.grant.token}"
 
     def stop(self, reason: str) -> None:
         if self.stopped.is_set():
@@ -67,6 +76,11 @@ class Attempts:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def slots(self, leaving: Collection[Attempt] = ()) -> int:
+        """How many slots are taken, but for those that these attempts leave."""
+        with self._lock:
+            return len({a.slot for a in self._held.values() if not any(a is other for other in leaving)})
 
     def add(self, attempt: Attempt) -> None:
         with self._lock:

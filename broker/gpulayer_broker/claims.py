@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpulayer_broker import functions
 from gpulayer_broker.attempts import STALE, Attempt, Attempts, lease_clock_s
-from gpulayer_broker.functions import Claimed, Committed, DeviceLot, Ending, ItemsEnding, Offer
+from gpulayer_broker.functions import AnyEnding, Claimed, Committed, DeviceLot, Offer
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
 
@@ -93,7 +93,7 @@ class Claims:
     @property
     def free(self) -> int:
         """How many jobs may be asked for; none where the machine could not even make a job's folder."""
-        return max(0, self.capacity - len(self.attempts)) if self._open and self.has_room() else 0
+        return max(0, self.capacity - self.attempts.slots()) if self._open and self.has_room() else 0
 
     def claim(self) -> int:
         """Claims for what is free; how many jobs came."""
@@ -111,30 +111,39 @@ class Claims:
 
     def commit(
         self,
-        attempt: Attempt,
-        ending: Ending | ItemsEnding,
+        ended: Sequence[Attempt],
+        ending: AnyEnding,
         needs: Iterable[Requirements] = (),
         *,
         claim_next: bool = True,
     ) -> Committed:
-        """Ends the attempt and claims for the place that it leaves, in one call."""
+        """Ends the attempts, several only where they are calls of one ride, and claims for the place that they leave,
+        in one call."""
         with self.lock:
             question = self._question() if self._open and claim_next and self.has_room() else None
-            offer = self._offer(question, self.free + 1) if question else None
+            most = self.capacity - self.attempts.slots(ended)
+            offer = self._offer(question, most) if question else None
             committed = self.queue.commit(ending, offer, needs)
-            self.attempts.remove(attempt)
-            if committed.verdict == STALE:
-                log.warning(
-                    "job %s: report of attempt %s refused, the job has moved on", attempt.id, attempt.token
-                )
+            stale = self._forget(ended, committed)
             if question:
                 stranger = self._is_stranger(committed.claimed)
                 self._take(committed.claimed, question)
                 if stranger or question.again:
                     self.claim()
-            elif committed.verdict == STALE:
+            elif stale:
                 self.claim()  # as in release
             return committed
+
+    def _forget(self, ended: Sequence[Attempt], committed: Committed) -> bool:
+        """What was told is held no longer; whether a report was refused."""
+        verdicts = committed.verdicts or (committed.verdict,)
+        for attempt, verdict in zip(ended, verdicts, strict=True):
+            self.attempts.remove(attempt)
+            if verdict == STALE:
+                log.warning(
+                    "job %s: report of attempt %s refused, the job has moved on", attempt.id, attempt.token
+                )
+        return STALE in verdicts
 
     def release(self, attempt: Attempt, how: str) -> str:
         """Gives the attempt's job back: returned, lost or unfit."""
@@ -189,10 +198,20 @@ class Claims:
         for attempt in attempts:
             self.attempts.add(attempt)
         self._answered(question)
-        for attempt in attempts:
+        for attempt in _leaders(attempts):
             self._deliver(attempt)
         return len(attempts)
 
     def _answered(self, question: Question) -> None:
         """Heartbeats from now on list what came of it, and the queue takes back what they do not list."""
         self._unanswered, self.known = None, question.nonce[:NUMBER_LENGTH]
+
+
+def _leaders(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Those that are delivered: the first of each ride, with its riders, and all that ride with nobody."""
+    by_slot: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        by_slot.setdefault(attempt.slot, []).append(attempt)
+    for leader, *riders in by_slot.values():
+        leader.riders = tuple(riders)
+    return [leader for leader, *_ in by_slot.values()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,11 +21,19 @@ from dramatiq.message import Message
 from gpulayer_broker.attempts import Attempt
 from gpulayer_broker.connection import ReplyError
 from gpulayer_broker.errors import GpulayerError, NotAllowed, QueueUnreachable, Unavailable
-from gpulayer_broker.functions import Arg, Ending, ItemsEnding
+from gpulayer_broker.functions import AnyEnding, Arg, CallsEnding, Ending, ItemsEnding
 from gpulayer_broker.member import Member
 from gpulayer_broker.outbox import Outbox
 
 log = logging.getLogger("gpulayer")
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Attempts of one ride that end together, and how."""
+
+    attempts: tuple[Attempt, ...]
+    ending: CallsEnding
 
 
 @dataclass
@@ -33,13 +41,14 @@ class Outcome:
     """What the attempt came to, where the one who ran it says more than success or exception.
 
     verdict: a final state, or `released` with the way as its reason (returned, lost, unfit). `items`: how a chunk of an
-    array ended. `kinds` are the classes of what the job raised.
+    array ended, `calls`: how these attempts of one ride ended. `kinds` are the classes of what the job raised.
     """
 
     verdict: str = ""
     reason: str = ""
     fields: dict[str, Arg] = field(default_factory=dict)
     items: ItemsEnding | None = None
+    calls: Calls | None = None
     kinds: tuple[str, ...] = ()
 
 
@@ -51,6 +60,11 @@ class CapabilityMessage(MessageProxy):
         self.attempt = attempt
         self.outbox = Outbox(message.message_id)
         self.outcome = Outcome()
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Its own, and those that ride with it."""
+        return (self.attempt, *self.attempt.riders)
 
 
 class Delivery:
@@ -76,6 +90,10 @@ class Delivery:
                 raise ValueError(f"the record names queue {message.queue_name!r}, which nobody here consumes")
         except Exception as error:  # noqa: BLE001 - a decoder meets any bytes and may raise anything
             self._set_aside(attempt, error)
+            if attempt.riders:
+                first, *others = attempt.riders
+                first.riders = tuple(others)
+                self.put(first)
             return
         self._waiting[message.queue_name].put(CapabilityMessage(message, attempt))
 
@@ -96,7 +114,7 @@ class Delivery:
             self._resting = True
             self.member.claims.close()
         for message in messages:
-            self.release(message)
+            self.release(message.attempts)
 
     def consumer_left(self, queue_name: str) -> None:
         """Nobody waits for the queue's messages for now: the worker is paused, or another consumer comes."""
@@ -131,39 +149,54 @@ class Delivery:
         fields = {"error": error_field(type(error).__name__, str(error))}
         ending = Ending(attempt.id, attempt.token, "failed", "undecodable", fields=fields)
         try:
-            self.member.claims.commit(attempt, ending, claim_next=False)
+            self.member.claims.commit((attempt,), ending, claim_next=False)
         except GpulayerError as refused:
-            self._let_go(attempt, refused)
+            self._let_go((attempt,), refused)
 
-    def commit(self, attempt: Attempt, ending: Ending | ItemsEnding, needs: Iterable[Any]) -> None:
-        """Ends an attempt. What the queue refuses to write ends as a failure that says so."""
+    def commit(self, attempts: Sequence[Attempt], ending: AnyEnding, needs: Iterable[Any] = ()) -> None:
+        """Ends attempts, several where they are calls of one ride. What the queue refuses to write ends as a failure
+        that says so."""
         assert self.member is not None
         try:
             with self._worth_another_try():
-                self.member.claims.commit(attempt, ending, needs)
+                self.member.claims.commit(attempts, ending, needs)
         except (Unavailable, NotAllowed) as error:
-            self._let_go(attempt, error)
+            self._let_go(attempts, error)
         except ReplyError as error:
-            log.error("job %s: the queue refuses its report: %s", attempt.id, error)
-            fields = {"error": error_field("ReportRefused", str(error))}
-            plain = Ending(attempt.id, attempt.token, "failed", "result_error", fields=fields)
-            self._end_plainly(attempt, plain)
+            for attempt in attempts:
+                self._end_plainly(attempt, error)
 
-    def _end_plainly(self, attempt: Attempt, ending: Ending) -> None:
+    def commit_some(self, calls: Calls) -> bool:
+        """Ends calls of a ride that goes on; False where that is to be told again with its other calls."""
         assert self.member is not None
         try:
-            with self._worth_another_try():
-                self.member.claims.commit(attempt, ending)
-        except GpulayerError as error:
-            self._let_go(attempt, error)
+            self.member.claims.commit(calls.attempts, calls.ending, claim_next=False)
+        except GpulayerError:
+            return False
+        return True
 
-    def release(self, message: CapabilityMessage, how: str = "returned") -> None:
+    def _end_plainly(self, attempt: Attempt, refusal: ReplyError) -> None:
         assert self.member is not None
+        log.error("job %s: the queue refuses its report: %s", attempt.id, refusal)
+        fields = {"error": error_field("ReportRefused", str(refusal))}
+        plain = Ending(attempt.id, attempt.token, "failed", "result_error", fields=fields)
         try:
             with self._worth_another_try():
-                self.member.claims.release(message.attempt, how)
+                self.member.claims.commit((attempt,), plain)
         except GpulayerError as error:
-            self._let_go(message.attempt, error)
+            self._let_go((attempt,), error)
+
+    def release(self, attempts: Iterable[Attempt], how: str = "returned") -> None:
+        """Gives attempts back; those that are not held any more are left alone."""
+        assert self.member is not None
+        for attempt in attempts:
+            if self.member.attempts.get(attempt.id) is not attempt:
+                continue
+            try:
+                with self._worth_another_try():
+                    self.member.claims.release(attempt, how)
+            except GpulayerError as error:
+                self._let_go((attempt,), error)
 
     @contextmanager
     def _worth_another_try(self) -> Iterator[None]:
@@ -175,11 +208,12 @@ class Delivery:
                 raise
             raise ConnectionFailed(str(error)) from error
 
-    def _let_go(self, attempt: Attempt, error: GpulayerError) -> None:
-        """No longer listed in a heartbeat, so that the queue takes it back."""
+    def _let_go(self, attempts: Iterable[Attempt], error: GpulayerError) -> None:
+        """No longer listed in a heartbeat, so that the queue takes them back."""
         assert self.member is not None
-        log.error("job %s: its end cannot be told and it will run again: %s", attempt.id, error)
-        self.member.attempts.remove(attempt)
+        for attempt in attempts:
+            log.error("job %s: its end cannot be told and it will run again: %s", attempt.id, error)
+            self.member.attempts.remove(attempt)
 
 
 class CapabilityConsumer(Consumer):
@@ -201,16 +235,19 @@ class CapabilityConsumer(Consumer):
     def _end(self, message: MessageProxy) -> None:
         assert isinstance(message, CapabilityMessage)
         if message.outcome.verdict == "released":
-            self.delivery.release(message, message.outcome.reason)
+            self.delivery.release(message.attempts, message.outcome.reason)
             return
-        self.delivery.commit(
-            message.attempt, ending_of(message, self.delivery.keep_dead_ms), message.outbox.needs
-        )
+        if calls := message.outcome.calls:
+            self.delivery.commit(calls.attempts, calls.ending)
+        else:
+            ending = ending_of(message, self.delivery.keep_dead_ms)
+            self.delivery.commit((message.attempt,), ending, message.outbox.needs)
+        self.delivery.release(message.attempt.riders)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         for message in messages:
             assert isinstance(message, CapabilityMessage)
-            self.delivery.release(message)
+            self.delivery.release(message.attempts)
 
     def close(self) -> None:
         """Messages that were granted and not fetched stay for the next consumer of the queue, unless that is paused."""

@@ -239,6 +239,7 @@ class Grant:
     start: int = -1
     stop: int = -1
     ride: str = ""
+    lane: str = ""
 
     @property
     def is_chunk(self) -> bool:
@@ -496,6 +497,7 @@ def _grant(r: Any) -> Grant:
         start=int(r[12]),
         stop=int(r[13]),
         ride=_text(r[14]),
+        lane=_text(r[15]),
     )
 
 

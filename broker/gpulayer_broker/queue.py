@@ -22,10 +22,9 @@ from gpulayer_broker.errors import (
     Unavailable,
 )
 from gpulayer_broker.functions import (
+    AnyEnding,
     Call,
     Committed,
-    Ending,
-    ItemsEnding,
     Offer,
     Page,
     Registration,
@@ -177,7 +176,7 @@ class Queue:
         raise Unavailable("requirements come and go faster than this worker can judge them; try again")
 
     def commit(
-        self, ending: Ending | ItemsEnding, next_claim: Offer | None, outbox_needs: Iterable[Requirements]
+        self, ending: AnyEnding, next_claim: Offer | None, outbox_needs: Iterable[Requirements]
     ) -> Committed:
         """Ends an attempt; what its outbox asks for is made known first where it is new."""
         needs = {r.signature: r for r in outbox_needs}

@@ -114,6 +114,13 @@ def decode(data: bytes) -> Spec:
         raise UndecodableSpec(f"not a job's record: {type(error).__name__}: {error}") from None
 
 
+def job_of(data: bytes) -> dict[str, Any]:
+    """What an encoded message says of its job, undecoded."""
+    import orjson
+
+    return dict(orjson.loads(data)["kwargs"]["job"])
+
+
 def message_options(data: bytes) -> dict[str, Any]:
     """The options of an encoded message, such as max_retries."""
     import orjson
@@ -168,6 +175,18 @@ def request_digest(spec: Spec) -> str:
             **({"given": [each.encode() for each in spec.call.given]} if spec.call.given else {}),
         }
     return hashlib.sha256(_dumped(plain)).hexdigest()
+
+
+def lane_of(spec: Spec) -> str:
+    """What calls agree in that one warm process may run one after another; '' where that is none of its business.
+
+    All but their arguments. A retry, an array's items and what other jobs return are for a message of their own.
+    """
+    if spec.isolation != "warm" or spec.call is None or spec.call.given or spec.needs_preparation or spec.outputs:
+        return ""
+    plain = _plain(spec)
+    plain["call"]["arguments"] = None
+    return hashlib.blake2b(_dumped(plain), digest_size=10).hexdigest()
 
 
 def _dumped(plain: Mapping[str, Any]) -> bytes:

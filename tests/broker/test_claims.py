@@ -62,7 +62,7 @@ def test_a_worker_whose_report_is_refused_takes_the_next_job(worker: Worker) -> 
     attempt = worker.loses_its_job()
     ending = Ending(attempt.id, attempt.token, "failed", "undecodable")
 
-    assert worker.claims.commit(attempt, ending, claim_next=False).verdict == "stale"
+    assert worker.claims.commit((attempt,), ending, claim_next=False).verdict == "stale"
 
     assert [a.id for a in worker.delivered] == [attempt.id]
 
@@ -74,7 +74,7 @@ def test_a_worker_without_room_brings_no_next_job_with_its_report(worker: Worker
     worker.hand.submit(CPU)
     worker.claims.has_room = lambda: False
 
-    committed = worker.claims.commit(attempt, Ending(attempt.id, attempt.token, "failed", "undecodable"))
+    committed = worker.claims.commit((attempt,), Ending(attempt.id, attempt.token, "failed", "undecodable"))
 
     assert committed.verdict == "ok"
     assert worker.delivered == []

@@ -136,7 +136,7 @@ def test_a_commit_cut_anywhere_ends_its_job_once_and_brings_the_next(scene: Scen
         ending = Ending(
             attempt.id, attempt.token, "succeeded", fields={"result": b"r" * 100, "result_kind": "json"}
         )
-        return scene.claims.commit(attempt, ending).verdict
+        return scene.claims.commit((attempt,), ending).verdict
 
     before = dict(scene.proxy.passed)
     assert commit() == "ok"

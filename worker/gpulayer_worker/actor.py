@@ -17,8 +17,8 @@ from gpulayer_broker.failures import is_one_of
 from gpulayer_broker.requirements import DEFAULT_QUEUE
 from gpulayer_broker.spec import ACTOR
 from gpulayer_worker.outcomes import failed
+from gpulayer_worker.ride_runs import run_of
 from gpulayer_worker.running import Workshop, spec_of
-from gpulayer_worker.warm_runs import run_of
 
 MIN_BACKOFF_MS = 1000
 MAX_BACKOFF_MS = 300_000
@@ -48,7 +48,7 @@ def declare(broker: CapabilityBroker, shop: Workshop) -> None:
     )
     def run(**arguments: object) -> None:
         message = cast(CapabilityMessage, CurrentMessage.get_current_message())
-        message.outcome = _outcome(shop, message, arguments)
+        message.outcome = _outcome(shop, broker, message, arguments)
         if message.outcome.verdict in ("cancelled", "released"):
             raise Final(message.outcome.verdict)
         if message.outcome.verdict != "succeeded":
@@ -69,9 +69,11 @@ def _told(outcome: Outcome) -> dict[str, object]:
     return loads(error) if isinstance(error, bytes) else {}
 
 
-def _outcome(shop: Workshop, message: CapabilityMessage, arguments: dict[str, object]) -> Outcome:
+def _outcome(
+    shop: Workshop, broker: CapabilityBroker, message: CapabilityMessage, arguments: dict[str, object]
+) -> Outcome:
     try:
         spec = spec_of(arguments["job"])  # type: ignore[arg-type]
     except (GpulayerError, KeyError, TypeError) as error:
         return failed("undecodable", type(error).__name__, str(error))
-    return run_of(shop, message.attempt, spec).outcome()
+    return run_of(shop, message.attempt, spec, broker.delivery).outcome()

@@ -86,6 +86,19 @@ class Logs:
             self._watch(reader, job_log, stream)
         return job_log, [writer for _, writer in pipes]
 
+    def adopt(self, job_id: str, token: str, spill: Path) -> JobLog:
+        """A log without pipes: what is written to it comes by `feed`."""
+        job_log = JobLog(job_id, token, spill, self._limit_bytes, 0)
+        job_log.closed.set()
+        with self._lock:
+            self._logs.add(job_log)
+        return job_log
+
+    def feed(self, job_log: JobLog, stream: str, data: bytes) -> None:
+        """What the job wrote, to be kept and shipped."""
+        job_log.write(stream, data)
+        self._mark(job_log)
+
     def finish(self, job_log: JobLog, patience_s: float) -> None:
         """Waits until both pipes have ended, and ships what is left."""
         job_log.closed.wait(patience_s)

@@ -13,18 +13,18 @@ from hashlib import sha256
 from threading import Lock
 from typing import Any
 
-from gpulayer_broker.attempts import STALE, Attempt
+from gpulayer_broker.attempts import STALE
 from gpulayer_broker.consumer import Outcome
 from gpulayer_broker.functions import ItemsEnding
 from gpulayer_broker.items import ItemOutcome, Items, pack_outcomes
 from gpulayer_broker.requirements import Requirements
-from gpulayer_broker.spec import Payload, Spec
+from gpulayer_broker.spec import Payload
 from gpulayer_worker.joblog import JobLog
 from gpulayer_worker.outcomes import NO_REPORT, out_of_memory, process_outcome, report_outcome, timed_out
 from gpulayer_worker.processes.job import Ending, Exit
 from gpulayer_worker.processes.pool import is_the_jobs_own
 from gpulayer_worker.processes.warm import Answer, Batch, BatchEnd, WarmKey, WarmProcess, ending_of
-from gpulayer_worker.running import PIPES_PATIENCE_S, Run, Workshop, version_of
+from gpulayer_worker.running import PIPES_PATIENCE_S, Run, version_of
 from gpulayer_worker.scratch import Scratch
 
 # A process may die between two batches: then its next batch has not begun, and another process takes it.
@@ -32,22 +32,16 @@ TRIES = 3
 KEPT_ARRAYS = 4
 
 
-def run_of(shop: Workshop, attempt: Attempt, spec: Spec) -> Run:
-    """The kind of run that an attempt needs."""
-    if attempt.grant.is_chunk:
-        return ChunkRun(shop, attempt, spec)
-    # What other jobs returned is given to a process of the call's own.
-    if spec.isolation == "warm" and spec.call is not None and not spec.call.given and shop.warm.available:
-        return WarmRun(shop, attempt, spec)
-    return Run(shop, attempt, spec)
-
-
 class WarmRun(Run):
-    """One call."""
+    """One call. `took_us` is what it took, once it has ended."""
+
+    took_us: int | None = None
 
     def _work(self, scratch: Scratch, needs: Requirements, writers: list[int]) -> Callable[[], Ending]:
         end, answers = self._serve(scratch, needs, writers, [self._arguments()])
-        ending = ending_of(end, answers[0]) if answers else end.ending
+        ending = end.ending
+        if answers:
+            ending, self.took_us = ending_of(end, answers[0]), int(answers[0].wall_s * 1e6)
         return lambda: ending or Ending(None, lost=True)
 
     def _arguments(self) -> bytes:

@@ -67,13 +67,13 @@ end
 
 local function described(P, id, token)
   local v = redis.call('HMGET', H.job(P, id), 'token', 'lots', 'attempt', 'losses', 'options', 'spec', 'sig', 'owner', 'queued_ms',
-                       'state', 'cancel', 'parent', 'from', 'to', 'ride')
+                       'state', 'cancel', 'parent', 'from', 'to', 'ride', 'lane')
   if v[1] ~= token then return nil end
   if v[12] then
     v[5], v[6], v[9] = unpack(redis.call('HMGET', H.job(P, v[12]), 'options', 'spec', 'queued_ms'))
   end
   return {id, token, v[2] or '', v[3], v[4] or '0', v[5] or '', v[6] or '', v[7], v[8], v[9] or '', v[10], v[11] or '',
-          v[13] or '-1', v[14] or '-1', v[15] or ''}
+          v[13] or '-1', v[14] or '-1', v[15] or '', v[16] or ''}
 end
 
 -- the grants of the same claim again: a lost reply grants nothing twice

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import math
 import os
 import select
 import socket
@@ -44,6 +45,8 @@ GOODBYE_S = 5.0
 # Between two looks at a batch of many items: whoever waits in poll is woken by each of them.
 NAP_S = 0.0005
 MANY_ITEMS = 8
+# How long a call of a ride takes before those behind it are better off elsewhere.
+PAUSE_S = 0.05
 
 _numbers = itertools.count(1)
 
@@ -63,12 +66,42 @@ class WarmKey:
     memory_bytes: int = 0
 
 
+class Tokens:
+    """One for each call of a ride, in a pipe: a call begins by taking one, and what is recalled never begins."""
+
+    def __init__(self, count: int) -> None:
+        self.reader, writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        os.write(writer, b"t" * count)
+        os.close(writer)
+        self._lock = threading.Lock()
+        self._count = count
+
+    def recall(self) -> int:
+        """No other call begins; how many have."""
+        with self._lock:
+            if self.reader >= 0:
+                self._count -= len(os.read(self.reader, self._count))
+            return self._count
+
+    def close(self) -> None:
+        """Recalls what is left."""
+        self.recall()
+        with self._lock:
+            os.close(self.reader)
+            self.reader = -1
+
+
 @dataclass(frozen=True)
 class Batch:
     """Calls of one function. `items` are pickled (args, kwargs); `function` is asked for where it is not known yet.
 
     `stdout` and `stderr` stay the caller's, who may close them when `run` has returned. `payload` is where large
     results go: the item's number is appended. The lease is a moment of `lease_clock_s`; the timeout is of each item.
+
+    A ride's calls are of different jobs: `each` has the variables of each, `folders` what lies in the job's folders
+    before it, stdout and stderr are files. Its calls begin one by one, by its tokens; `on_pause` is called while one
+    takes its time.
     """
 
     sha256: str
@@ -87,16 +120,21 @@ class Batch:
     timeout_s: float | None = None
     grace_s: float = 10.0
     on_progress: Callable[[dict[str, float]], None] | None = None
+    each: Sequence[Mapping[str, str]] = ()
+    folders: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    tokens: Tokens | None = None
+    on_pause: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of one item."""
+    """What became of one item; of a ride's also how long its stdout and stderr were then."""
 
     index: int
     report: Report
     cpu_s: float
     wall_s: float
+    written: tuple[int, int] = (0, 0)
 
 
 @dataclass
@@ -253,8 +291,12 @@ class WarmProcess:
             "env": dict(batch.env),
             "result_limit_bytes": batch.result_limit_bytes,
         }
+        descriptors = [batch.stdout, batch.stderr]
+        if batch.tokens is not None:
+            head.update(each=[dict(own) for own in batch.each], folders=dict(batch.folders))
+            descriptors.append(batch.tokens.reader)
         try:
-            send_request(self._link, encode_request(head, parts), [batch.stdout, batch.stderr])
+            send_request(self._link, encode_request(head, parts), descriptors)
         except ConnectionError:
             return False
         if not known:
@@ -266,8 +308,13 @@ class WarmProcess:
         item_until_s = None
         while not end.finished:
             begun, before = end.begun, end.answered
-            if not self._look(item_until_s, end, on_answer):
+            until_s = item_until_s
+            if batch.on_pause is not None:
+                until_s = min(item_until_s or math.inf, time.monotonic() + PAUSE_S)
+            if not self._look(until_s, end, on_answer):
                 return
+            if batch.on_pause is not None and end.begun and (end.begun, end.answered) == (begun, before):
+                batch.on_pause()
             # An item's time begins with it: how long the process took to start does not count.
             if batch.timeout_s is not None and (end.begun, end.answered) != (begun, before):
                 item_until_s = time.monotonic() + batch.timeout_s
@@ -298,7 +345,8 @@ class WarmProcess:
     def _take(self, reply: Reply, end: BatchEnd, on_answer: Callable[[Answer], None]) -> None:
         if reply.number != ABOUT_BATCH:
             end.answered = reply.number + 1
-            on_answer(Answer(reply.number, Report(reply.header, reply.payload), reply.cpu_s, reply.wall_s))
+            report = Report(reply.header, reply.payload)
+            on_answer(Answer(reply.number, report, reply.cpu_s, reply.wall_s, reply.written))
         elif "begun" in reply.header:
             end.begun = True
         else:

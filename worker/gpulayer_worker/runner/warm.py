@@ -52,18 +52,46 @@ class _Process:
         self._tell({"begun": True})
         self._dress(head, descriptors)
         function = self._function(head, parts.pop(0) if head["has_function"] else None)
-        spec = dict(head)
-        for index, data in enumerate(parts):
-            spec["payload"] = "{}.{}".format(head["payload"], index)
-            self._answer(index, spec, function, data)
-        self._undress(len(parts))
+        tokens = descriptors[2:]
+        done = self._call_all(head, function, parts, tokens)
+        for token in tokens:
+            os.close(token)
+        self._undress(done)
 
-    def _answer(self, index: int, spec: dict[str, Any], function: Any, data: memoryview) -> None:
+    def _call_all(
+        self, head: dict[str, Any], function: Any, parts: list[memoryview], tokens: list[int]
+    ) -> int:
+        """Calls the items; how many of them.
+
+        Those of a ride are of different jobs: each begins with a token, which the worker may have taken back. One that
+        leaves files, children or threads behind is the last: what follows is not to meet them.
+        """
+        spec, ride = dict(head), _Ride(head, self._own) if tokens else None
+        for index, data in enumerate(parts):
+            if tokens and not _taken(tokens[0]):
+                return index
+            spec["payload"] = "{}.{}".format(head["payload"], index)
+            if ride is not None:
+                ride.dress(index)
+            if self._answer(index, spec, function, data, ride):
+                return index + 1
+        return len(parts)
+
+    def _answer(
+        self, index: int, spec: dict[str, Any], function: Any, data: memoryview, ride: _Ride | None = None
+    ) -> bool:
+        """Calls one item and tells what came of it; whether it left something behind, as far as a ride asks."""
         wall_s, cpu_s = time.perf_counter(), _cpu_s()
         header, payload, _ = _outcome(spec, function, data)
-        plain = header.get("kind") == "json" and header.get("ok") and header["file"] is None
-        text = b"" if plain else _text(header)
-        self._write(encode_reply(index, text, payload, _cpu_s() - cpu_s, time.perf_counter() - wall_s))
+        cpu_s, wall_s = _cpu_s() - cpu_s, time.perf_counter() - wall_s
+        written, marked = (0, 0), False
+        if ride is not None:
+            written, marked = _written(), ride.is_marked()
+            if marked:
+                header["marked"] = True
+        plain = header.get("kind") == "json" and header.get("ok") and header["file"] is None and not marked
+        self._write(encode_reply(index, b"" if plain else _text(header), payload, cpu_s, wall_s, written))
+        return marked
 
     def _function(self, head: dict[str, Any], data: memoryview | None) -> Any:
         """The batch's function, or the error that every item of it has."""
@@ -79,7 +107,7 @@ class _Process:
     # --- around a batch ---
 
     def _dress(self, head: dict[str, Any], descriptors: list[int]) -> None:
-        for descriptor, target in zip(descriptors, (1, 2)):  # noqa: B905 - strict= came with 3.10
+        for descriptor, target in zip(descriptors[:2], (1, 2)):  # noqa: B905 - strict= came with 3.10
             os.dup2(descriptor, target)
             os.close(descriptor)
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
@@ -119,6 +147,61 @@ class _Process:
     def _write(self, data: bytes) -> None:
         while data:
             data = data[os.write(self._replies, data) :]
+
+
+class _Ride:
+    """What calls of a ride share, a folder and an environment, and what tells them apart: `each` has their own."""
+
+    def __init__(self, head: dict[str, Any], own: dict[str, str]) -> None:
+        self._env, self._cwd, self._each = dict(head["env"], **own), head["cwd"], head["each"]
+        self._folders = [(path, set(inside)) for path, inside in head["folders"].items()]
+        self._worn: dict[Any, Any] = {}
+
+    def dress(self, index: int) -> None:
+        os.chdir(self._cwd)
+        mine = self._each[index]
+        # Looking at each variable by itself would cost more than a small call does.
+        if not self._worn or _raw_environment() != self._worn:
+            _wear(dict(self._env, **mine))
+        else:
+            os.environ.update(mine)
+        self._worn = dict(_raw_environment())
+
+    def is_marked(self) -> bool:
+        """Whether the last call left something that a call of its own would not have left to another."""
+        try:
+            held = all(set(os.listdir(path)) == inside for path, inside in self._folders)
+        except OSError:
+            return True
+        return not held or _left_threads() or _has_children()
+
+
+def _raw_environment() -> Any:
+    return getattr(os.environ, "_data", os.environ)
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    except AttributeError:  # a system without waitid
+        return bool(proctree.children(os.getpid()))
+    return True
+
+
+def _taken(tokens: int) -> bool:
+    """Takes one token; False where none is left."""
+    try:
+        return bool(os.read(tokens, 1))
+    except BlockingIOError:
+        return False
+
+
+def _written() -> tuple[int, int]:
+    """How much is in the files that stdout and stderr are."""
+    _flush()
+    return os.fstat(1).st_size, os.fstat(2).st_size
 
 
 def _outcome(spec: dict[str, Any], function: Any, data: memoryview) -> tuple[dict[str, Any], bytes, int]:

@@ -1,9 +1,9 @@
 """What worker and warm process say to each other; both use this file.
 
 A request is a length, a JSON head and the bytes that the head measures: one function at most, then the arguments of
-each item. Two descriptors come with it, the batch's stdout and stderr. A reply is a fixed head, a JSON header (none for
-the commonest report, a plain result) and a payload; each is written as its item ends, so a process that dies has
-told of all items before.
+each item. Descriptors come with it: the batch's stdout and stderr, and for a ride the pipe of its tokens. A reply is a
+fixed head, a JSON header (none for the commonest report, a plain result) and a payload; each is written as its item
+ends, so a process that dies has told of all items before.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 LENGTH = struct.Struct("!I")
-# Index, length of the header, length of the payload, processor time and wall time in microseconds.
-REPLY = struct.Struct("!IIIQQ")
+# Index, length of the header, length of the payload, processor time and wall time in microseconds, and for a ride how
+# long its stdout and stderr are by then.
+REPLY = struct.Struct("!IIIQQQQ")
 # The index of replies that are about the batch and not about an item.
 ABOUT_BATCH = 0xFFFFFFFF
 MOST_FUNCTIONS = 32
-DESCRIPTORS = 2
+DESCRIPTORS = 3
 CHUNK_BYTES = 1 << 20
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
@@ -57,6 +58,7 @@ class Reply(NamedTuple):
     payload: bytes
     cpu_s: float
     wall_s: float
+    written: tuple[int, int] = (0, 0)
 
 
 def encode_request(head: dict[str, Any], parts: Sequence[bytes]) -> bytes:
@@ -112,10 +114,17 @@ def _fill(link: socket.socket, buffer: bytearray, count: int, descriptors: list[
     return True
 
 
-def encode_reply(index: int, header: bytes, payload: bytes, cpu_s: float = 0.0, wall_s: float = 0.0) -> bytes:
+def encode_reply(
+    index: int,
+    header: bytes,
+    payload: bytes,
+    cpu_s: float = 0.0,
+    wall_s: float = 0.0,
+    written: tuple[int, int] = (0, 0),
+) -> bytes:
     """The bytes of a reply."""
     times = (max(0, int(cpu_s * 1e6)), max(0, int(wall_s * 1e6)))
-    return REPLY.pack(index, len(header), len(payload), *times) + header + payload
+    return REPLY.pack(index, len(header), len(payload), *times, *written) + header + payload
 
 
 class ReplyDecoder:
@@ -129,7 +138,7 @@ class ReplyDecoder:
         self._data += data
         replies, at = [], 0
         while len(self._data) - at >= REPLY.size:
-            index, header_size, payload_size, cpu_us, wall_us = REPLY.unpack_from(self._data, at)
+            index, header_size, payload_size, cpu_us, wall_us, *written = REPLY.unpack_from(self._data, at)
             start = at + REPLY.size
             end = start + header_size + payload_size
             if len(self._data) < end:
@@ -139,7 +148,9 @@ class ReplyDecoder:
                 header = json.loads(self._data[start : start + header_size])
             else:
                 header = {"ok": True, "kind": "json", "size": payload_size, "file": None}
-            replies.append(Reply(index, header, payload, cpu_us / 1e6, wall_us / 1e6))
+            replies.append(
+                Reply(index, header, payload, cpu_us / 1e6, wall_us / 1e6, (written[0], written[1]))
+            )
             at = end
         del self._data[:at]
         return replies

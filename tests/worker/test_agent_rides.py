@@ -1,0 +1,252 @@
+"""Rides through real workers: calls that share a slot are as separate as if each had it for itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from gpulayer_broker import functions
+from gpulayer_broker.spec import Payload, Spec, lane_of
+from tests.support import PATIENCE_S, wait_until
+from tests.workers import Desk
+
+from .conftest import Hire
+from .processes.bench import is_gone
+
+COUNT, RIDE = 80, 10  # so many calls in line make a ride of so many
+
+
+class Line:
+    """Calls of one function in line before any worker is there, of a lane that is known as quick and quiet."""
+
+    def __init__(self, desk: Desk, function: Callable[[int], Any], **fields: Any) -> None:
+        self.desk = desk
+        self.spec: Spec = desk.function_spec(function, 0, isolation="warm", **fields)
+        self.lane = lane_of(self.spec)
+        desk.link.call("SET", f"{desk.queue.keys.root}lane:{self.lane}", "100", "PX", 600_000)
+        self.jobs = [self.submit(number) for number in range(COUNT)]
+
+    def submit(self, number: int) -> str:
+        assert self.spec.call is not None
+        call = replace(self.spec.call, arguments=Payload(cloudpickle.dumps(((number,), {}))))
+        return self.desk.submit(replace(self.spec, call=call), lane=self.lane)
+
+    def states(self) -> set[str]:
+        return {self.desk.final(job).state for job in self.jobs}
+
+    def values(self) -> list[Any]:
+        return [self.desk.value(self.desk.final(job).id) for job in self.jobs]
+
+
+def calls_made(desk: Desk) -> int:
+    text = desk.link.call("INFO", "commandstats").decode()
+    return int(text.split("cmdstat_fcall:calls=")[1].split(",")[0])
+
+
+def test_calls_of_a_ride_share_a_process_and_each_is_its_own_job(desk: Desk, hire: Hire) -> None:
+    line = Line(
+        desk, lambda n: (os.getpid(), n, os.environ["GPULAYER_JOB_ID"], os.environ["GPULAYER_ATTEMPT"])
+    )
+
+    hire(slots=1)
+
+    values = line.values()
+    assert [value[1] for value in values] == list(range(COUNT))
+    assert [value[2:] for value in values] == [(job, str(desk.record(job).attempt)) for job in line.jobs]
+    assert len({value[0] for value in values}) == 1
+
+
+def test_a_ride_costs_a_few_calls_of_the_queue(desk: Desk, hire: Hire) -> None:
+    line = Line(desk, int)
+    hire(slots=1)
+    line.states()
+    before = calls_made(desk)
+    line.jobs = [line.submit(number) for number in range(400)]
+    submitted = calls_made(desk)
+
+    assert line.states() == {"succeeded"}
+    assert submitted - before >= 400
+    assert calls_made(desk) - submitted < 200
+
+
+def test_each_keeps_its_own_output_and_results_files(desk: Desk, hire: Hire) -> None:
+    def work(n: int) -> list[str]:
+        here = sorted(os.listdir(".")) + sorted(os.listdir("outputs"))
+        if n % 3 == 0:
+            print(f"words of {n}")
+        if n % 5 == 0:
+            Path("outputs", f"{n}.txt").write_text(str(n))
+        return here
+
+    line = Line(desk, work)
+    hire(slots=1)
+
+    assert line.values() == [["outputs"]] * COUNT
+    for number, job in enumerate(line.jobs):
+        assert desk.whole_log(job) == (f"words of {number}\n".encode() if number % 3 == 0 else b"")
+        if number % 5 == 0:
+            assert desk.output(job, f"outputs/{number}.txt") == str(number).encode()
+        else:
+            assert not desk.record(job).outputs
+
+
+def test_what_a_call_does_to_its_process_does_not_reach_the_next(desk: Desk, hire: Hire) -> None:
+    def work(n: int) -> tuple[str, str | None]:
+        seen = (os.path.basename(os.getcwd()), os.environ.get("LEFT"))
+        os.environ["LEFT"] = str(n)
+        os.chdir("/")
+        return seen
+
+    line = Line(desk, work)
+    hire(slots=1)
+
+    assert line.values() == [("work", None)] * COUNT
+
+
+def test_an_error_and_a_crash_are_those_of_one_call(desk: Desk, hire: Hire) -> None:
+    def work(n: int) -> int:
+        if n == 3:
+            raise KeyError("no such thing")
+        if n == 5:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if n == 6:
+            os._exit(7)
+        return n
+
+    line = Line(desk, work)
+    hire(slots=1)
+
+    ends = [(desk.final(job).state, desk.record(job).end_reason) for job in line.jobs]
+    bad = {3: ("failed", "user_error"), 5: ("failed", "signal"), 6: ("failed", "user_error")}
+    assert ends == [bad.get(number, ("succeeded", "")) for number in range(COUNT)]
+    assert desk.error(line.jobs[3])["type"] == "KeyError"
+    assert desk.error(line.jobs[6])["exit_code"] == 7
+    assert {desk.record(job).losses for job in line.jobs} == {0}
+
+
+def test_what_a_call_started_is_gone_before_the_next_begins(desk: Desk, hire: Hire) -> None:
+    def work(n: int) -> int:
+        if n != 4:
+            return os.getpid()
+        import subprocess
+
+        return subprocess.Popen(["sleep", "1000"]).pid
+
+    line = Line(desk, work)
+    hire(slots=1)
+
+    values = line.values()
+    assert is_gone(values[4])
+    assert values[3] != values[5]
+
+
+def test_threads_that_a_fresh_process_waits_for_are_waited_for(desk: Desk, hire: Hire) -> None:
+    def work(n: int) -> None:
+        if n == 4:
+            threading.Thread(target=time.sleep, args=(0.2,)).start()
+
+    line = Line(desk, work)
+    hire(slots=1)
+
+    assert line.states() == {"succeeded"}
+
+
+def test_a_slow_call_keeps_nobody_behind_it(desk: Desk, hire: Hire, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    def work(n: int) -> int:
+        if n == 2:
+            print("waiting", flush=True)
+            while not gate.exists():
+                time.sleep(0.01)
+        return n
+
+    line = Line(desk, work)
+    hire(slots=2)
+
+    others = [job for number, job in enumerate(line.jobs) if number != 2]
+    assert {desk.final(job).state for job in others} == {"succeeded"}
+    assert desk.record(line.jobs[2]).state == "running"
+    attempt = desk.record(line.jobs[2]).attempt
+    wait_until(lambda: desk.tail(line.jobs[2], attempt) == b"waiting\n", PATIENCE_S, "its output is shipped")
+    gate.touch()
+    assert line.values() == list(range(COUNT))
+    assert {desk.record(job).losses for job in line.jobs} == {0}
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_one_of_a_ride_is_cancelled_and_the_others_run(
+    desk: Desk, hire: Hire, tmp_path: Path, number: int
+) -> None:
+    gate = tmp_path / "gate"
+
+    def work(n: int) -> int:
+        if n == 2:
+            while not gate.exists():
+                time.sleep(0.01)
+        return n
+
+    line = Line(desk, work)
+    hire(slots=1)
+    desk.reaches(line.jobs[1], "succeeded")
+    desk.queue.run(functions.cancel(line.jobs[number]))
+    if number != 2:
+        desk.reaches(line.jobs[number], "cancelled")
+        gate.touch()
+
+    ends = [desk.final(job).state for job in line.jobs]
+    assert ends == ["cancelled" if n == number else "succeeded" for n in range(COUNT)]
+
+
+def test_each_call_has_its_own_time(desk: Desk, hire: Hire) -> None:
+    def work(n: int) -> int:
+        if n == 3:
+            time.sleep(1000)
+        return n
+
+    line = Line(desk, work, timeout_s=0.5)
+    hire(slots=1)
+
+    ends = [desk.final(job).state for job in line.jobs]
+    assert ends == ["timed_out" if n == 3 else "succeeded" for n in range(COUNT)]
+
+
+def test_a_killed_worker_loses_no_call_and_ends_none_twice(desk: Desk, hire: Hire) -> None:
+    def work(n: int) -> int:
+        time.sleep(0.005)
+        return n
+
+    line = Line(desk, work)
+    first = hire(slots=2)
+    desk.reaches(line.jobs[3], "succeeded")
+    first.kill()
+    hire(slots=2)
+
+    assert line.values() == list(range(COUNT))
+    assert {desk.record(job).losses for job in line.jobs} <= {0, 1}
+    root = desk.queue.keys.root
+    wait_until(lambda: not desk.link.call("EXISTS", root + "rides"), PATIENCE_S, "no ride is left")
+
+
+def test_a_worker_that_is_stopped_finishes_its_ride(desk: Desk, hire: Hire) -> None:
+    def work(n: int) -> int:
+        time.sleep(0.002)
+        return n
+
+    line = Line(desk, work)
+    first = hire(slots=1)
+    desk.reaches(line.jobs[0], "succeeded")
+    assert first.stop() == 0
+    hire(slots=1)
+
+    assert line.values() == list(range(COUNT))
+    assert {desk.record(job).losses for job in line.jobs} == {0}

@@ -1,0 +1,347 @@
+"""Runs of rides: calls of one lane that share a slot, one after another on one warm process, each ending by itself.
+
+They share a folder as long as none of them leaves anything in it; the first that does is the last of that process'
+batch, and what follows gets another folder. What they write goes to two files, of which each call has its part. A call
+that takes its time keeps nobody: those behind it that have not begun go back to the queue.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import orjson
+
+from gpulayer_broker import spec as specs
+from gpulayer_broker.attempts import CANCELLED, STALE, Attempt
+from gpulayer_broker.consumer import Calls, Outcome, dumps
+from gpulayer_broker.errors import GpulayerError
+from gpulayer_broker.functions import Arg, CallEnding, CallsEnding, Ending
+from gpulayer_broker.requirements import Requirements
+from gpulayer_broker.requirements import decode as decode_requirements
+from gpulayer_broker.spec import Payload, Spec
+from gpulayer_worker.joblog import JobLog
+from gpulayer_worker.outcomes import (
+    NO_REPORT,
+    cannot_start,
+    failed,
+    out_of_memory,
+    process_outcome,
+    report_outcome,
+    timed_out,
+)
+from gpulayer_worker.outputs import gather
+from gpulayer_worker.processes.job import Usage
+from gpulayer_worker.processes.warm import Answer, Batch, BatchEnd, Tokens, WarmProcess
+from gpulayer_worker.running import Run, Workshop
+from gpulayer_worker.scratch import FOLDERS, Scratch, folder_in
+from gpulayer_worker.usage import usage_record
+from gpulayer_worker.warm_runs import TRIES, ChunkRun, WarmRun
+
+STREAMS = ("out", "err")
+TELL_EVERY_S = 0.002
+READ_BYTES = 1 << 18
+
+
+class Teller(Protocol):
+    """Where calls are told before their ride is over."""
+
+    def commit_some(self, calls: Calls) -> bool: ...
+
+    def release(self, attempts: Iterable[Attempt], how: str = ...) -> None: ...
+
+
+@dataclass
+class Call:
+    """One of the ride. `data` are its pickled arguments."""
+
+    attempt: Attempt
+    data: bytes
+    log: JobLog | None = None
+
+
+def run_of(shop: Workshop, attempt: Attempt, spec: Spec, teller: Teller) -> Run:
+    """The kind of run that an attempt needs."""
+    if attempt.grant.is_chunk:
+        return ChunkRun(shop, attempt, spec)
+    # What other jobs returned is given to a process of the call's own.
+    if spec.isolation != "warm" or spec.call is None or spec.call.given or not shop.warm.available:
+        return Run(shop, attempt, spec)
+    if attempt.riders:
+        return RideRun(shop, attempt, spec, teller)
+    return SingleRun(shop, attempt, spec) if attempt.grant.lane else WarmRun(shop, attempt, spec)
+
+
+class SingleRun(WarmRun):
+    """A call of a lane that rides with no other; what it took says how many of the next may."""
+
+    def outcome(self) -> Outcome:
+        outcome = super().outcome()
+        if outcome.verdict == "released":
+            return outcome
+        is_quiet = not outcome.fields.keys() & {"logs", "outputs"}
+        attempt = self.attempt
+        ending = Ending(attempt.id, attempt.token, outcome.verdict, outcome.reason, fields=outcome.fields)
+        call = CallEnding(ending, self.took_us if is_quiet else -1)
+        return Outcome("succeeded", calls=Calls((attempt,), CallsEnding((call,))))
+
+
+class RideRun(WarmRun):
+    """The calls that were granted together; `outcome` has what was not told before the last of them ended."""
+
+    def __init__(self, shop: Workshop, attempt: Attempt, spec: Spec, teller: Teller) -> None:
+        super().__init__(shop, attempt, spec)
+        self.teller = teller
+        self.told_s = time.monotonic()
+        self.untold: list[tuple[Attempt, CallEnding]] = []
+
+    def outcome(self) -> Outcome:
+        try:
+            needs = decode_requirements(self.spec.requirements)
+        except GpulayerError as error:
+            return failed("undecodable", type(error).__name__, str(error))
+        if not self.shop.fits(self.attempt.grant.signature, needs):
+            return Outcome("released", "unfit")
+        waiting, tries = self._calls(), TRIES
+        while waiting and tries:
+            left = self._leg(waiting, needs)
+            tries = tries - 1 if len(left) == len(waiting) else TRIES
+            waiting = [call for call in left if not self._ends_unbegun(call)]
+        self.teller.release([call.attempt for call in waiting], "lost")
+        if not self.untold:
+            return Outcome("released", "returned")
+        attempts, endings = zip(*self.untold, strict=True)
+        return Outcome("succeeded", calls=Calls(attempts, CallsEnding(endings)))
+
+    def _calls(self) -> list[Call]:
+        """Those that are what the first is but for their arguments; others have no place here and go back."""
+        first, out = _unlike(self.attempt), []
+        for attempt in (self.attempt, *self.attempt.riders):
+            try:
+                raw = specs.job_of(attempt.grant.spec)
+                if _without_arguments(raw) != first:
+                    raise ValueError("it is not of its lane")
+                out.append(Call(attempt, self._bytes(Payload.decode(raw["call"]["arguments"]))))
+            except (GpulayerError, OSError) as error:
+                self._told(attempt, cannot_start(error), None)
+            except (ValueError, KeyError, TypeError):
+                self.teller.release([attempt], "returned")
+        return out
+
+    def _leg(self, calls: list[Call], needs: Requirements) -> list[Call]:
+        """Runs the calls as one batch; those that have not begun."""
+        leader = calls[0].attempt
+        try:
+            scratch = self.shop.scratch.make(leader.id, leader.grant.attempt)
+        except OSError as error:
+            if self.shop.hardware.has_room():
+                for call in calls:
+                    self._told(call.attempt, cannot_start(error), None)
+            else:
+                self.teller.release([call.attempt for call in calls], "returned")
+            return []
+        try:
+            with _Leg(self, calls, scratch) as leg:
+                return leg.run(needs)
+        finally:
+            self.shop.cleaner.do(lambda: self.shop.scratch.give_back(scratch))
+
+    def _ends_unbegun(self, call: Call) -> bool:
+        """Whether a call that has not begun is not to begin any more."""
+        if not call.attempt.stopped.is_set():
+            return False
+        if call.attempt.stop_reason == CANCELLED:
+            self._told(call.attempt, Outcome("cancelled", "cancelled"), None)
+        else:
+            self.teller.release([call.attempt], "returned")
+        return True
+
+    def _told(self, attempt: Attempt, outcome: Outcome, took_us: int | None) -> None:
+        """A call has ended: told with others, and soon."""
+        if outcome.verdict == "released":
+            self.teller.release([attempt], outcome.reason)
+            return
+        ending = Ending(attempt.id, attempt.token, outcome.verdict, outcome.reason, fields=outcome.fields)
+        self.untold.append((attempt, CallEnding(ending, took_us)))
+
+    def tell_some(self) -> None:
+        """Tells those that have ended, if the last time was a while ago."""
+        if not self.untold or time.monotonic() - self.told_s < TELL_EVERY_S:
+            return
+        attempts, endings = zip(*self.untold, strict=True)
+        if self.teller.commit_some(Calls(attempts, CallsEnding(endings))):
+            self.untold.clear()
+        self.told_s = time.monotonic()
+
+
+class _Leg:
+    """One batch of a ride, on one process and in one folder."""
+
+    def __init__(self, run: RideRun, calls: list[Call], scratch: Scratch) -> None:
+        self.run_, self.shop, self.calls, self.scratch = run, run.shop, calls, scratch
+        self.answered, self.read = 0, [0, 0]
+        self.tokens = Tokens(len(calls))
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self.files = [os.open(scratch.file(f"log.{stream}"), flags, 0o600) for stream in STREAMS]
+
+    def __enter__(self) -> _Leg:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for call in self.calls:
+            call.attempt.on_stop = call.attempt.on_lease = None
+            if call.log is not None:
+                self.shop.logs.forget(call.log)
+        self.tokens.close()
+        for file in self.files:
+            os.close(file)
+
+    def run(self, needs: Requirements) -> list[Call]:
+        run = self.run_
+        env = run._environment(self.scratch, needs)
+        batch = replace(
+            run._batch(self.scratch, env, self.files, [call.data for call in self.calls]),
+            each=[_identity(call.attempt) for call in self.calls],
+            folders={
+                folder_in(self.scratch, name): sorted(inside) for name, inside in FOLDERS.items() if name
+            },
+            tokens=self.tokens,
+            on_pause=self._pause,
+            on_progress=self._progress,
+        )
+        process = self.shop.warm.acquire(run._key(env, needs))
+        try:
+            end = process.run(batch, self._answer, lambda: self._listen(process, batch))
+        finally:
+            self.shop.warm.release(process)
+        return self._after(end, needs)
+
+    def _listen(self, process: WarmProcess, batch: Batch) -> None:
+        """From now on the calls can be stopped."""
+        for number, call in enumerate(self.calls):
+            call.attempt.on_stop = self._stopper(process, batch, number)
+            if batch.lease_until_s is not None:
+                call.attempt.on_lease = lambda until_s: process.extend_lease(batch, until_s)
+            if call.attempt.stopped.is_set():
+                call.attempt.on_stop(call.attempt.stop_reason)
+
+    def _stopper(self, process: WarmProcess, batch: Batch, number: int) -> Callable[[str], None]:
+        def stop(reason: str) -> None:
+            # Nothing begins any more: whatever runs now is the last that began, or nothing.
+            if self.tokens.recall() - 1 != number:
+                return
+            if reason == STALE:
+                process.kill(batch)
+            else:
+                process.end(batch, batch.grace_s)
+
+        return stop
+
+    # --- while it runs ---
+
+    def _answer(self, answer: Answer) -> None:
+        call, run = self.calls[answer.index], self.run_
+        self.answered = answer.index + 1
+        outcome = report_outcome(answer.report, run.store)
+        if call.attempt.stopped.is_set() and not answer.report.ok:
+            outcome = Outcome("cancelled", "cancelled") if call.attempt.stop_reason == CANCELLED else outcome
+        fields: dict[str, Arg] = {"usage": dumps(usage_record(answer.wall_s, Usage(user_s=answer.cpu_s)))}
+        is_quiet = self._log(call, answer.written) and not answer.report.header.get("marked")
+        if not is_quiet:
+            fields |= self._kept(call)
+        took_us = int(answer.wall_s * 1e6) if is_quiet else -1
+        run._told(call.attempt, replace(outcome, fields={**outcome.fields, **fields}), took_us)
+        run.tell_some()
+
+    def _log(self, call: Call, upto: Sequence[int]) -> bool:
+        """The call's part of what was written; whether it has written nothing."""
+        for number, (stream, file) in enumerate(zip(STREAMS, self.files, strict=True)):
+            while self.read[number] < upto[number]:
+                data = os.pread(file, min(READ_BYTES, upto[number] - self.read[number]), self.read[number])
+                if not data:
+                    break
+                self.read[number] += len(data)
+                if call.log is None:
+                    attempt = call.attempt
+                    spill = self.scratch.file(f"log.{attempt.id}")
+                    call.log = self.shop.logs.adopt(attempt.id, attempt.token, spill)
+                self.shop.logs.feed(call.log, stream, data)
+        return call.log is None
+
+    def _kept(self, call: Call) -> dict[str, Arg]:
+        """What is kept of a call that wrote or left something."""
+        run, fields, notes = self.run_, dict[str, Arg](), list[str]()
+        try:
+            outputs = gather(run.spec, self.scratch, None, run.store, self.shop.settings.artifact_bytes)
+            notes += outputs.notes
+            if outputs.digest:
+                fields["outputs"] = outputs.digest
+            if call.log is not None:
+                self.shop.logs.finish(call.log, 0)
+                fields["logs"] = dumps({"0": call.log.store(run.store)})
+                if call.log.dropped:
+                    notes.append(f"{call.log.dropped} bytes of the log were not kept")
+        except (GpulayerError, OSError) as error:
+            notes.append(f"not everything could be kept: {error}")
+        if notes:
+            fields["notes"] = orjson.dumps(notes)
+        return fields
+
+    def _pause(self) -> None:
+        """The call that runs takes its time: those behind it go back, and what it writes is shipped."""
+        begun = self.tokens.recall()
+        behind = [call.attempt for call in self.calls[begun:]]
+        if behind:
+            self.run_.teller.release(behind, "returned")
+            del self.calls[begun:]
+        self.run_.tell_some()
+        if begun == self.answered + 1:
+            self._log(self.calls[self.answered], [os.fstat(file).st_size for file in self.files])
+
+    def _progress(self, progress: dict[str, Any]) -> None:
+        if self.answered < len(self.calls):
+            self.calls[self.answered].attempt.progress = dumps(progress).decode()
+            self.shop.on_started()
+
+    # --- after ---
+
+    def _after(self, end: BatchEnd, needs: Requirements) -> list[Call]:
+        """Ends the call that took its process along; those that have not begun."""
+        begun = self.tokens.recall()
+        if not end.finished and self.answered < begun:
+            self._lost(self.calls[self.answered], end, needs)
+        return self.calls[begun:]
+
+    def _lost(self, call: Call, end: BatchEnd, needs: Requirements) -> None:
+        run, ending, attempt = self.run_, end.ending, call.attempt
+        if attempt.stopped.is_set():
+            cancelled = attempt.stop_reason == CANCELLED
+            outcome = Outcome("cancelled", "cancelled") if cancelled else Outcome("released", "returned")
+        elif ending is None or ending.expired or ending.lost:
+            outcome = Outcome("released", "lost")
+        elif end.timed_out:
+            outcome = timed_out(run.spec.timeout_s or 0)
+        else:
+            killed = out_of_memory(ending, end.facts, needs.memory_bytes)
+            outcome = killed or process_outcome(ending, NO_REPORT)
+        self._log(call, [os.fstat(file).st_size for file in self.files])
+        if outcome.verdict != "released":
+            outcome = replace(outcome, fields={**outcome.fields, **self._kept(call)})
+        run._told(attempt, outcome, -1)
+
+
+def _identity(attempt: Attempt) -> dict[str, str]:
+    """The variables that differ between calls of a lane."""
+    return {"GPULAYER_JOB_ID": attempt.id, "GPULAYER_ATTEMPT": str(attempt.grant.attempt)}
+
+
+def _unlike(attempt: Attempt) -> Any:
+    return _without_arguments(specs.job_of(attempt.grant.spec))
+
+
+def _without_arguments(raw: dict[str, Any]) -> Any:
+    """What calls of one lane agree in."""
+    return {**raw, "call": {**raw["call"], "arguments": None}}
