@@ -144,6 +144,7 @@ def test_a_server_that_lost_its_functions_is_given_them_again(
 def test_what_a_replaced_incarnation_says_of_its_end_is_not_said_of_the_next(link: Link, root: str) -> None:
     hand = Hand(link, root)
     sig = signature()
+    hand.introduce(sig, {})
     hand.machine("w1", {sig: ()}, incarnation="old")
     hand.machine("w1", {sig: ()}, incarnation="new")
     assert hand.run(functions.drain("w1", "offline", "old")) == "superseded"
@@ -162,7 +163,8 @@ def test_a_worker_that_cannot_register_is_no_member(broker: CapabilityBroker, li
     finally:
         worker.stop(timeout=PATIENCE_MS)
         broker.close()
-    link.call("DEL", f"{root}workers", *link.call("KEYS", f"{root}worker:*"))
+    half = [key for what in ("worker", "siblings") for key in link.call("KEYS", f"{root}{what}:*")]
+    link.call("DEL", f"{root}workers", *half)
 
 
 def test_an_interrupt_reaches_the_attempt_that_was_meant_and_no_later_one(
