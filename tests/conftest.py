@@ -23,6 +23,7 @@ import pytest
 from gpulayer_broker.connection import Endpoint, Link
 from gpulayer_worker.processes import cgroup
 from tests.leaks import leaks
+from tests.moves import strange_moves
 from tests.servers import QueueServer
 from tests.skips import (  # hooks of this run
     pytest_collectreport,
@@ -114,8 +115,10 @@ def namespace(valkey: Endpoint) -> Iterator[str]:
     yield name
     with Link(valkey, socket_timeout_s=PATIENCE_S) as link:
         found = leaks(link, f"gpulayer:{{{name}}}:")
+        strange = strange_moves(link, f"gpulayer:{{{name}}}:")
         _remove_keys(link, f"gpulayer:{{{name}}}:*")
     assert not found, f"keys left behind: {found}"
+    assert not strange, f"moves that are not in the table of states: {strange}"
 
 
 @pytest.fixture

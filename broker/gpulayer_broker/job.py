@@ -55,22 +55,37 @@ class Transition:
     who: str
 
 
+_COMMITS = "commit, commit_calls, commit_items"
+
 TRANSITIONS = (
     Transition("", "submitted", QUEUED, "submit, commit", "client, attempt's holder"),
     Transition(QUEUED, "due", QUEUED, "tick", "anybody"),
     Transition(QUEUED, "granted, needs preparation", SCHEDULED, "claim, commit", "worker"),
     Transition(QUEUED, "granted", RUNNING, "claim, commit", "worker"),
     Transition(QUEUED, "cancelled", CANCELLED, "cancel", "client"),
+    Transition(
+        QUEUED,
+        "what it was to run after did not succeed",
+        CANCELLED,
+        f"submit, {_COMMITS}, cancel, claim, release, tick, register",
+        "whoever ends the other, or submits after it",
+    ),
+    Transition(QUEUED, "its record is damaged", FAILED, "claim, commit", "worker"),
     Transition(SCHEDULED, "started", RUNNING, "renew, log", "attempt's holder"),
     *(
         Transition(held, event, target, function, who)
         for held in (SCHEDULED, RUNNING)
         for event, target, function, who in (
-            ("ended well", SUCCEEDED, "commit", "attempt's holder"),
-            ("ended badly", FAILED, "commit", "attempt's holder"),
-            ("ran out of time", TIMED_OUT, "commit", "attempt's holder"),
-            ("cancelled and ended", CANCELLED, "commit, release, tick, register", "attempt's holder, reaper"),
-            ("retried", QUEUED, "commit", "attempt's holder"),
+            ("ended well", SUCCEEDED, _COMMITS, "attempt's holder"),
+            ("ended badly", FAILED, _COMMITS, "attempt's holder"),
+            ("ran out of time", TIMED_OUT, "commit, commit_calls", "attempt's holder"),
+            (
+                "cancelled and ended",
+                CANCELLED,
+                f"{_COMMITS}, release, tick, register",
+                "attempt's holder, reaper",
+            ),
+            ("retried", QUEUED, "commit, commit_calls", "attempt's holder"),
             ("given back", QUEUED, "release, renew", "attempt's holder"),
             ("lost", QUEUED, "tick, register, release", "reaper, worker's next incarnation"),
             (
@@ -81,6 +96,8 @@ TRANSITIONS = (
             ),
         )
     ),
+    # Final is final: what enters the queue anew, under the id of a dead letter, is a new record.
+    Transition(FAILED, "requeued, a dead letter", QUEUED, "requeue", "client"),
 )
 
 

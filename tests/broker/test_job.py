@@ -1,10 +1,12 @@
-"""A job's record, as it is read back from the fields of its hash."""
+"""A job's states as one table, and its record, as it is read back from the fields of its hash."""
 
 from __future__ import annotations
 
 import pytest
 
-from gpulayer_broker.job import JobRecord, decode_record
+from gpulayer_broker import library
+from gpulayer_broker.job import FINAL, STATES, TRANSITIONS, JobRecord, decode_record
+from tests.moves import strange
 
 
 def record(**fields: bytes) -> JobRecord:
@@ -24,3 +26,26 @@ def test_a_job_that_ended_before_its_start_was_told_has_the_time_that_its_worker
 @pytest.mark.parametrize("usage", [b"", b"nonsense", b"{}", b"[]", b'{"wall_s": null}'])
 def test_a_job_that_never_began_has_no_run_time(usage: bytes) -> None:
     assert record(started_ms=b"", usage=usage).run_time_s is None
+
+
+def test_every_transition_is_of_known_states_by_functions_that_there_are() -> None:
+    functions = {name.removesuffix(".lua") for name in library.sources()}
+    for t in TRANSITIONS:
+        assert {t.source or "queued", t.target} <= set(STATES), t
+        assert set(t.function.split(", ")) <= functions, t
+
+
+def test_what_is_final_stays_so_but_for_a_dead_letter_that_is_requeued() -> None:
+    assert [t.function for t in TRANSITIONS if t.source in FINAL] == ["requeue"]
+
+
+def test_a_move_that_is_not_in_the_table_is_seen() -> None:
+    seen = [
+        ("j_1", "queued"),
+        ("j_1", "running"),
+        ("j_2", "queued"),
+        ("j_1", "succeeded"),
+        ("j_1", "running"),
+    ]
+
+    assert strange(seen) == ["j_1: succeeded → running"]

@@ -20,9 +20,10 @@ from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import Link
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.functions import Call, DeviceLot, Ending, Offer, Submission
-from gpulayer_broker.job import FINAL, TRANSITIONS
+from gpulayer_broker.job import FINAL
 from tests import snapshot
 from tests.checker import violations
+from tests.moves import MOVES
 from tests.queueing import LEASE_MS, NO_RETENTION, Hand, Machine, signature
 from tests.snapshot import Snapshot
 from tests.virtual import virtual_library
@@ -31,7 +32,6 @@ LOST_WORKERS = 2
 GPU, CPU = signature(gpus=1, tag="gpu"), signature(tag="cpu")
 LOTS = (DeviceLot("G1", 0, 0, 1000),)
 WORKERS = ("w1", "w2")
-MOVES = {(t.source, t.target) for t in TRANSITIONS}
 
 # Where to go on: all keys but the hints (events, mail) are put back as they were.
 _RESTORE = """

@@ -12,12 +12,11 @@ import pytest
 from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import NoAnswer
 from gpulayer_broker.functions import Ending
-from gpulayer_broker.job import TRANSITIONS
+from tests.moves import MOVES
 from tests.rules.crowd import CPU, FINAL, Place, each, finish_all, lose_all, together
 from tests.servers import QueueServer
 
 pytestmark = pytest.mark.rule_01
-MOVES = {(t.source, t.target) for t in TRANSITIONS}
 
 
 def paths(place: Place) -> dict[str, list[str]]:
