@@ -1,6 +1,6 @@
 """Rule 9: work per submit, claim and commit does not grow with the number of queued or finished jobs.
 
-Counted in commands inside the server, here after a crash; tests/broker/test_costs.py counts at larger numbers.
+Counted in commands and keys inside the server, here after a crash; tests/broker/test_costs.py counts at larger numbers.
 """
 
 from __future__ import annotations
