@@ -86,12 +86,23 @@ def test_of_mixed_gpus_a_job_gets_one_of_the_model_and_memory_that_it_asks_for(
     assert seen_by(desk, gpu_model="T4", gpus=2).split()[3] == "0,2"
 
 
-def test_a_slice_is_granted_by_its_uuid(desk: Desk, hire: Hire, driver: Driver) -> None:
+def test_a_slice_is_granted_by_its_uuid_and_the_job_is_told(desk: Desk, hire: Hire, driver: Driver) -> None:
     parts = (Slice("A100 MIG 1g.5gb", "MIG-aaaa"), Slice("A100 MIG 1g.5gb", "MIG-bbbb"))
-    driver.show(Gpu(0, "A100", 40 * GIB, mig=parts))
+    driver.show(Gpu(0, "A100", 40 * GIB, mig=parts), Gpu(1))
     hire(environment=driver.environment)
+    job = shell(desk, SEEN, gpu_model="MIG", gpus=1)
 
-    assert seen_by(desk, gpus=1).split()[3] == "MIG-aaaa"
+    assert text_of(desk, job).split()[3] == "MIG-aaaa"
+    assert b"given by UUID" in desk.record(job).notes
+
+
+def test_a_whole_gpu_is_granted_by_its_number_without_a_word(desk: Desk, hire: Hire, driver: Driver) -> None:
+    driver.show(Gpu(0))
+    hire(environment=driver.environment)
+    job = shell(desk, SEEN, gpus=1)
+
+    assert text_of(desk, job).split()[3] == "0"
+    assert desk.record(job).notes == b""
 
 
 def test_only_the_chosen_gpus_are_offered_and_in_the_chosen_order(

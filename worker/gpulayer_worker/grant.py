@@ -21,6 +21,9 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Every runtime takes -1 for "none"; an empty HIP mask counts as unset, and libraries fail on int("").
 NO_DEVICE = "-1"
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+NAMED_BY_UUID = (
+    "its GPUs are given by UUID: a slice has no number, and beside a broken card numbers are not sure"
+)
 SITE_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib')); print(sysconfig.get_path('platlib'))"
 ASK_PYTHON_S = 20.0
 # A job is one process, and begins without a checkpoint.

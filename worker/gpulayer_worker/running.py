@@ -33,6 +33,7 @@ from gpulayer_worker.bounds import Bound, Bounds
 from gpulayer_worker.cleaner import Cleaner
 from gpulayer_worker.given import write_given
 from gpulayer_worker.grant import (
+    NAMED_BY_UUID,
     Device,
     Folders,
     Grant,
@@ -285,6 +286,11 @@ class Run:
 
     def _environment(self, scratch: Scratch, needs: Requirements) -> dict[str, str]:
         given = self.shop.hardware.granted(self.attempt)
+        devices = tuple(
+            Device(device.index, device.uuid, self.shop.hardware.is_named_by_uuid(device)) for device in given
+        )
+        if any(device.by_uuid for device in devices):
+            self.notes.append(NAMED_BY_UUID)
         grant = Grant(
             job_id=self.attempt.id,
             attempt=self.attempt.grant.attempt,
@@ -293,10 +299,7 @@ class Run:
             cpus=max(1, needs.cpus),
             python=self.shop.python,
             folders=Folders(scratch.root, scratch.outputs, self.shop.cache),
-            devices=tuple(
-                Device(device.index, device.uuid, self.shop.hardware.is_named_by_uuid(device))
-                for device in given
-            ),
+            devices=devices,
         )
         submitted = with_queue(self.spec.env, self.shop.queue, self.attempt.grant.owner)
         return job_environment(
