@@ -22,6 +22,7 @@ from gpulayer.options import KNOWN, JobOptions, Plan, plan_of, refuse_unknown
 from gpulayer.payload import PackedFunction, pack_function
 from gpulayer.submitting import Order
 from gpulayer.targets import Target, resolve_target
+from gpulayer_broker.damage import document
 from gpulayer_broker.errors import UsageError
 from gpulayer_broker.job import ACTIVE, STATES, JobRecord
 from gpulayer_broker.spec import Spec
@@ -240,12 +241,10 @@ class Client:
 
     def worker_name(self, worker_id: str) -> str:
         """What people call a worker; its id where it is no longer known."""
-        import json
-
         raw = self._session.attempt(
             lambda queue: queue.link.call("HGET", queue.keys.worker(worker_id), "info")
         )
-        return str(json.loads(raw or b"{}").get("name") or worker_id)
+        return str(document(raw).get("name") or worker_id)
 
     def cancel(self, job_id: str) -> bool:
         """Asks for the end of a job, or of all jobs of a group; False if all had ended already."""
@@ -253,7 +252,8 @@ class Client:
 
     def interrupt(self, job_id: str) -> bool:
         """Sends a running job what Ctrl-C sends (SIGINT); False if it does not run."""
-        return self._opened.interrupt(job_id)
+        (asked,) = self._opened.interrupt_each([job_id])
+        return asked
 
     def retry(self, job_id: str) -> Job[Any]:
         """Submits what an ended job was again, as a new job."""

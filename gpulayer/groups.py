@@ -40,12 +40,17 @@ def is_group(job_id: str) -> bool:
 
 def refuse_group(job_id: str) -> None:
     """UsageError for a group where one job is meant, and for a part of a job."""
-    if "/" in job_id:
-        raise JobNotFound.named(job_id)
+    refuse_part(job_id)
     if is_group(job_id):
         raise UsageError(
             f"{job_id} is a group: name one of its jobs, such as {member_id(job_id, 1)}", value=job_id
         )
+
+
+def refuse_part(job_id: str) -> None:
+    """JobNotFound for what the queue calls a range of a map's calls."""
+    if "/" in job_id:
+        raise JobNotFound.named(job_id)
 
 
 def members(queue: Queue, group_id: str) -> list[str]:

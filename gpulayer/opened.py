@@ -5,11 +5,11 @@ Everything here takes and gives ids and records: handles of jobs and maps are ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpulayer.groups import is_group, members, refuse_group
+from gpulayer.groups import is_group, members, refuse_group, refuse_part
 from gpulayer.options import WARM, Plan
 from gpulayer.payload import PackedFunction
 from gpulayer.session import Session
@@ -18,9 +18,10 @@ from gpulayer.submitting import Order, Submitter
 from gpulayer.targets import Target
 from gpulayer.waiter import Waiter
 from gpulayer_broker import functions
-from gpulayer_broker.errors import GpulayerError, JobNotFound, UsageError
+from gpulayer_broker.errors import JobNotFound, UsageError
+from gpulayer_broker.functions import Call
 from gpulayer_broker.job import MESSAGE, RUNNING, SCHEDULED, JobRecord
-from gpulayer_broker.queue import Queue
+from gpulayer_broker.queue import Queue, granted
 from gpulayer_broker.spec import decode
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from gpulayer_broker.workers import WorkerRecord
 
 PAGE = 500
+MISSING = "missing"
+# What a job that had not ended answers to a cancel.
+HEARD = ("cancelled", "asked")
 
 
 class Packable(Protocol):
@@ -72,56 +76,60 @@ class Opened:
 
     def records(self, job_ids: Sequence[str]) -> list[JobRecord]:
         """The records of all these jobs; JobNotFound for one that is not kept."""
-        found: list[JobRecord] = []
-        for start in range(0, len(job_ids), PAGE):
-            page = job_ids[start : start + PAGE]
-            records = self.session.attempt(partial(Queue.records, job_ids=page))
-            for job_id, record in zip(page, records, strict=True):
-                if record is None:
-                    raise JobNotFound.named(job_id)
-                found.append(record)
+        for job_id in job_ids:
+            refuse_part(job_id)
+        found = self.found(job_ids)
+        missing = [job_id for job_id, record in zip(job_ids, found, strict=True) if record is None]
+        if missing:
+            raise JobNotFound.named(*missing)
+        return [record for record in found if record is not None]
+
+    def found(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
+        """The records of these jobs, None for one that is not kept."""
+        found: list[JobRecord | None] = []
+        for page in _pages(job_ids):
+            found += self.session.attempt(partial(Queue.records, job_ids=page))
         return found
 
     def newest(self, state: str, limit: int) -> list[JobRecord]:
         """The newest jobs of a state."""
         ids = self.session.attempt(lambda queue: queue.newest(state, limit))
-        found: list[JobRecord] = []
-        for start in range(0, len(ids), PAGE):
-            page = ids[start : start + PAGE]
-            records = self.session.attempt(partial(Queue.records, job_ids=page))
-            found += [record for record in records if record is not None]
-        return found
+        return [record for record in self.found(ids) if record is not None]
 
     def cancel(self, job_id: str) -> bool:
         """Asks for the end of a job, or of all jobs of a group; False if all had ended already."""
         if is_group(job_id):
             return self.cancel_many(self.session.attempt(lambda queue: members(queue, job_id))) > 0
-        outcome, _ = self.session.attempt(lambda queue: queue.run(functions.cancel(job_id)))
-        if outcome == "missing":
+        refuse_part(job_id)
+        (outcome,) = self.cancel_each([job_id])
+        if outcome == MISSING:
             raise JobNotFound.named(job_id)
-        return outcome != "too_late"
+        return outcome in HEARD
 
     def cancel_many(self, job_ids: Sequence[str]) -> int:
         """Asks for the end of all these jobs; how many had not ended."""
-        asked = 0
-        for start in range(0, len(job_ids), PAGE):
-            calls = [functions.cancel(job_id) for job_id in job_ids[start : start + PAGE]]
-            for answer in self.session.attempt(partial(Queue.run_many, calls=calls)):
-                if isinstance(answer, GpulayerError):
-                    raise answer
-                asked += answer[0] in ("cancelled", "asked")
-        return asked
+        return sum(outcome in HEARD for outcome in self.cancel_each(job_ids))
 
-    def interrupt(self, job_id: str) -> bool:
-        """Whether the job runs and its worker is told; UsageError for one without a process of its own."""
-        refuse_group(job_id)
-        record = self.record(job_id)
-        if record.kind == MESSAGE or record.is_array or decode(record.spec).isolation == WARM:
-            raise UsageError(
-                f"job {job_id} has no process of its own: gpulayer cancel {job_id} ends it", value=job_id
+    def cancel_each(self, job_ids: Sequence[str]) -> list[str]:
+        """Asks for the end of each job: 'cancelled' at once, 'asked' of who runs it, 'too_late' or 'missing'."""
+        return [outcome for outcome, _ in self._asked(functions.cancel, job_ids)]
+
+    def interrupt_each(self, job_ids: Sequence[str]) -> list[bool]:
+        """Whether each job runs and its worker is told; none is, if one has no process of its own (UsageError)."""
+        for job_id in job_ids:
+            refuse_group(job_id)
+        for record in self.records(job_ids):
+            _refuse_shared(record)
+        return [outcome == "asked" for outcome, _ in self._asked(functions.interrupt, job_ids)]
+
+    def _asked(
+        self, call: Callable[[str], Call[tuple[str, str]]], job_ids: Sequence[str]
+    ) -> Iterator[tuple[str, str]]:
+        """The answers to a call for each job, many in one send."""
+        for page in _pages(job_ids):
+            yield from granted(
+                self.session.attempt(partial(Queue.run_many, calls=[call(job_id) for job_id in page]))
             )
-        outcome, _ = self.session.attempt(lambda queue: queue.run(functions.interrupt(job_id)))
-        return outcome == "asked"
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that the queue knows, by name."""
@@ -138,3 +146,15 @@ class Opened:
         record = self.record(job_id)
         runs_on = record.worker if record.state in (SCHEDULED, RUNNING) else ""
         return explain(needs_of(self.session, record), self.workers(), runs_on)
+
+
+def _pages(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (job_ids[start : start + PAGE] for start in range(0, len(job_ids), PAGE))
+
+
+def _refuse_shared(record: JobRecord) -> None:
+    if record.kind == MESSAGE or record.is_array or decode(record.spec).isolation == WARM:
+        raise UsageError(
+            f"job {record.id} has no process of its own: gpulayer cancel {record.id} ends it",
+            value=record.id,
+        )

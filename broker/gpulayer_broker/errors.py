@@ -147,12 +147,13 @@ class JobNotFound(UsageError):
     code = "job_not_found"
 
     @classmethod
-    def named(cls, job_id: str) -> JobNotFound:
-        """The error for this id."""
+    def named(cls, job_id: str, *others: str) -> JobNotFound:
+        """The error for this id, or for several."""
         whole, slash, _ = job_id.partition("/")
         if slash:
             return cls(f"'{job_id}' is no job: the calls of a map have one id, '{whole}'", value=job_id)
-        return cls(f"no job '{job_id}': gpulayer jobs lists them", value=job_id)
+        more = f", nor {len(others)} others" if len(others) > 1 else f", nor '{others[0]}'" if others else ""
+        return cls(f"no job '{job_id}'{more}: gpulayer jobs lists them", value=job_id)
 
 
 class ConfigError(GpulayerError):

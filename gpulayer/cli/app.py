@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from gpulayer.cli.cancel import cancel_jobs
 from gpulayer.cli.explain import explain_job
 from gpulayer.cli.gc import collect_garbage
 from gpulayer.cli.interrupt import interrupt_jobs
-from gpulayer.cli.jobs import cancel_jobs, fetch_job, list_jobs, show_job, wait_jobs
+from gpulayer.cli.jobs import fetch_job, list_jobs, show_job, wait_jobs
 from gpulayer.cli.logs import show_logs
 from gpulayer.cli.private import stop_private
 from gpulayer.cli.profiles import list_profiles

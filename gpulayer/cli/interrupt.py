@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpulayer.cli import options as opt
-from gpulayer.cli.output import print_json, say
+from gpulayer.cli.output import print_json, say_each
 
 
 def interrupt_jobs(
@@ -20,10 +20,11 @@ def interrupt_jobs(
 
     with opt.open_client(target, redis) as client:
         ids = client._session.attempt(lambda queue: expanded(queue, job))
-        asked = [(job_id, client.interrupt(job_id)) for job_id in ids]
+        asked = list(zip(ids, client._opened.interrupt_each(ids), strict=True))
     if json:
         print_json([{"schema": 1, "id": job_id, "asked": told} for job_id, told in asked])
         return 0
-    for job_id, told in asked:
-        say(f"job {job_id}: {'SIGINT is on its way' if told else 'it does not run'}")
+    say_each(
+        [(f"job {job_id}", "SIGINT is on its way" if told else "it does not run") for job_id, told in asked]
+    )
     return 0

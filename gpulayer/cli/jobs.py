@@ -1,4 +1,4 @@
-"""`gpulayer jobs`, `show`, `wait`, `cancel` and `outputs`: what becomes of jobs that were submitted."""
+"""`gpulayer jobs`, `show`, `wait` and `outputs`: what becomes of jobs that were submitted."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from gpulayer.handle import Job
     from gpulayer.position import Position
     from gpulayer_broker.job import JobRecord
+
+
+# So many ids are told in a line.
+MOST_NAMED = 5
 
 
 def list_jobs(
@@ -133,17 +137,16 @@ def wait_jobs(
 
     Example: gpulayer wait j_0123456789ab --timeout 10m
     """
-    from gpulayer.groups import is_group
     from gpulayer_broker.units import parse_duration
 
     most_s = parse_duration(timeout) if timeout is not None else None
     end = time.monotonic() + most_s if most_s is not None else None
     with opt.open_client(target, redis) as client, _within(most_s, job):
-        waits = [(each, _handles(client, each)) for each in job]
-        ends = [
-            _group_end(client, each, handles, end) if is_group(each) else _job_end(handles[0], end)
-            for each, handles in waits
-        ]
+        handles = _handles(client, job)
+        client._opened.waiter.watch([handle._slot for handle in handles])
+        for handle in handles:
+            _wait(handle, end)
+        ends = _ends(client, job)
     if json:
         documents = [each.document for each in ends]
         print_json(documents if len(job) > 1 else documents[0])
@@ -160,7 +163,8 @@ def _within(most_s: float | None, job_ids: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say(f"no longer waiting: {', '.join(job_ids)} not ended by this; gpulayer cancel ends a job")
+        which = ", ".join(job_ids) if len(job_ids) <= MOST_NAMED else f"{len(job_ids)} jobs"
+        say(f"no longer waiting: {which} not ended by this; gpulayer cancel ends a job")
         raise
     except WaitTimeout as error:
         raise WaitTimeout(
@@ -178,78 +182,40 @@ class _End:
     code: int
 
 
-def _handles(client: Client, job_id: str) -> list[Job[Any]]:
+def _handles(client: Client, job_ids: Sequence[str]) -> list[Job[Any]]:
+    """Of all jobs, of the groups' too; JobNotFound for one that is not there."""
     from gpulayer.groups import is_group
 
-    return client.map_result(job_id).jobs if is_group(job_id) else [client.get(job_id)]
+    plain = [each for each in job_ids if not is_group(each)]
+    client._opened.records(plain)
+    members = [job for each in job_ids if is_group(each) for job in client.map_result(each).jobs]
+    return [*map(client.handle, plain), *members]
 
 
-def _job_end(handle: Job[Any], end: float | None) -> _End:
+def _ends(client: Client, job_ids: Sequence[str]) -> list[_End]:
+    from gpulayer.groups import is_group
+
+    plain = client._opened.records([each for each in job_ids if not is_group(each)])
+    found = {record.id: _job_end(record) for record in plain}
+    return [_group_end(client, each) if is_group(each) else found[each] for each in job_ids]
+
+
+def _job_end(record: JobRecord) -> _End:
     from gpulayer.cli.documents import exit_code, job_document
 
-    _wait(handle, end)
-    record = handle.record
     return _End(record.id, record.state, job_document(record), exit_code(record) or 0)
 
 
-def _group_end(client: Client, group: str, handles: list[Job[Any]], end: float | None) -> _End:
+def _group_end(client: Client, group: str) -> _End:
     from gpulayer.cli.many import group_document, group_now
     from gpulayer.groups import summary
 
-    for handle in handles:
-        _wait(handle, end)
     counts, failed = group_now(client, group)
     return _End(group, summary(counts), group_document(group, counts, failed), int(bool(failed)))
 
 
 def _wait(handle: Job[Any], end: float | None) -> None:
-    handle.wait(None if end is None else max(0.0, end - time.monotonic()))
-
-
-def cancel_jobs(
-    job: opt.JobsArgument,
-    target: opt.TargetOption = None,
-    redis: opt.RedisOption = None,
-    json: opt.JsonOption = False,
-) -> int:
-    """Ask for the end of jobs: a waiting one ends at once, a running one by TERM, then KILL.
-
-    Example: gpulayer cancel j_0123456789ab
-    """
-    from gpulayer.cli.many import cancelled_group
-    from gpulayer.groups import is_group
-
-    with opt.open_client(target, redis) as client:
-        documents = [
-            cancelled_group(client, each) if is_group(each) else _cancelled(client, each) for each in job
-        ]
-    if json:
-        print_json(documents if len(job) > 1 else documents[0])
-        return 0
-    for told in documents:
-        if is_group(str(told["id"])):
-            say(f"group {told['id']}: the end of {told['asked']} jobs is asked for")
-            continue
-        cancelled = told["asked"] and told["state"] == "cancelled"
-        text = told["state"] if cancelled else _asked(bool(told["asked"]), str(told["state"]))
-        say(f"job {told['id']}: {text}")
-    return 0
-
-
-def _cancelled(client: Client, job_id: str) -> dict[str, Any]:
-    asked = client.cancel(job_id)
-    record = client.get(job_id).record
-    return {
-        "schema": 1,
-        "id": job_id,
-        "asked": asked,
-        "state": record.state,
-        "end_reason": record.end_reason or None,
-    }
-
-
-def _asked(asked: bool, state: str) -> str:
-    return "its end is asked for" if asked else f"it has ended already ({state})"
+    handle._notice(None if end is None else max(0.0, end - time.monotonic()))
 
 
 def fetch_job(

@@ -6,11 +6,15 @@ A table is drawn for a terminal; in a pipe it is one line a row, fields between 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 # The columns that give way where a terminal is narrow; what is in others can be read only whole.
 PROSE = frozenset({"name", "reasons", "provides", "frameworks", "file"})
+
+# So many jobs are told of one by one.
+MOST_LINES = 20
 
 # What a line about an error may have.
 MOST_SIGNS = 2000
@@ -19,6 +23,16 @@ MOST_SIGNS = 2000
 def say(line: str) -> None:
     """A line for the person at the terminal."""
     print(line, file=sys.stderr, flush=True)
+
+
+def say_each(told: Sequence[tuple[str, str]]) -> None:
+    """What came of each of several jobs, a line each; of many, how many there were of each kind."""
+    if len(told) <= MOST_LINES:
+        for name, text in told:
+            say(f"{name}: {text}")
+        return
+    counts = Counter(text for _, text in told)
+    say(f"{len(told)} jobs: {'; '.join(f'{text}: {count}' for text, count in counts.items())}")
 
 
 def print_json(document: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,9 +10,11 @@ import typer
 from gpulayer.cli import options as opt
 from gpulayer.cli.output import print_json, say
 from gpulayer_broker.errors import UsageError
+from gpulayer_broker.job import SUCCEEDED
 
 if TYPE_CHECKING:
     from gpulayer.client import Client
+    from gpulayer_broker.job import JobRecord
 
 
 def retry_jobs(
@@ -33,7 +36,7 @@ def retry_jobs(
     if follow and (len(job) > 1 or json):
         raise UsageError("--follow is for one job or group, and prints no document")
     with opt.open_client(target, redis) as client:
-        again = [(each, *_again(client, each, failed)) for each in job]
+        again = _again(client, list(dict.fromkeys(job)), failed)
         if json:
             print_json([_document(old, new, count) for old, new, count in again])
         elif follow and again[0][1]:
@@ -46,18 +49,27 @@ def retry_jobs(
     return 0
 
 
-def _again(client: Client, job_id: str, failed: bool) -> tuple[str, int]:
-    """(the new id, '' where nothing is to be run again; how many jobs or calls)."""
+def _again(client: Client, job_ids: Sequence[str], failed: bool) -> list[tuple[str, str, int]]:
+    """Of each (its id, the new one, '' where nothing is to be run again; how many jobs or calls)."""
     from gpulayer.groups import is_group
 
-    if not is_group(job_id):
-        record = client.get(job_id).record
-        if not (failed and record.is_array):
-            if failed and record.state == "succeeded":
-                return "", 0
-            return client.retry(job_id).id, max(1, record.count)
-    result = client.retry_map(job_id, failed=failed)
-    return (result.ids[0], len(result)) if len(result) else ("", 0)
+    records = client._opened.records([each for each in job_ids if not is_group(each)])
+    maps = {each for each in job_ids if is_group(each)} | {r.id for r in records if failed and r.is_array}
+    jobs = [r for r in records if r.id not in maps and not (failed and r.state == SUCCEEDED)]
+    new = dict(zip((r.id for r in jobs), _jobs_again(client, jobs), strict=True))
+    found = {r.id: (r.id, new.get(r.id, ""), max(1, r.count) if r.id in new else 0) for r in records}
+    for each in maps:
+        result = client.retry_map(each, failed=failed)
+        found[each] = (each, result.ids[0], len(result)) if len(result) else (each, "", 0)
+    return [found[each] for each in job_ids]
+
+
+def _jobs_again(client: Client, records: Sequence[JobRecord]) -> list[str]:
+    from gpulayer.again import orders_again
+    from gpulayer.maps import submit_jobs
+
+    orders = orders_again(client._session, records)
+    return [job.id for batch in submit_jobs(client._opened, orders) for job in batch]
 
 
 def _document(old: str, new: str, count: int) -> dict[str, Any]:

@@ -64,6 +64,8 @@ def test_a_damaged_job_hides_no_other(cli: Cli, address: str, link: Link, keys: 
 
 
 def test_a_damaged_worker_hides_no_other(cli: Cli, address: str, link: Link, keys: Keys) -> None:
+    job_id = cli("submit", "--detach", "--", "true").out.strip()
+    link.call("HSET", keys.job(job_id), "worker", "damaged")
     for name in ("sound", "damaged"):
         link.call("ZADD", keys.named("workers"), 0, name)
         link.call("HSET", keys.worker(name), "node", "n1", "state", "online", "slots", 2, "cpus", 2)
@@ -72,9 +74,16 @@ def test_a_damaged_worker_hides_no_other(cli: Cli, address: str, link: Link, key
         ("info", info) for info in INFOS
     ]:
         link.call("HSET", keys.worker("damaged"), field, rubbish)
-        for command in (("workers",), ("status",), ("worker", "status", "damaged"), ("workers", "--json")):
+        for command in (
+            ("workers",),
+            ("status",),
+            ("worker", "status", "damaged"),
+            ("workers", "--json"),
+            ("show", job_id),
+        ):
             told = cli(*command)
             assert told.err == "", (field, rubbish, command)
         assert "sound" in cli("workers").out
         link.call("HSET", keys.worker("damaged"), field, "")
+    link.call("HDEL", keys.job(job_id), "worker")
     link.call("DEL", keys.held("n1"), keys.named("workers"), keys.worker("sound"), keys.worker("damaged"))

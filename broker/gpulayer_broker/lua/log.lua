@@ -1,6 +1,6 @@
 -- log: output of a rank, appended to its live tail.
 -- Guarantee: only the current attempt's output is taken; a repeated call changes nothing; the tail stays below its bound (1 MiB). An
---   entry's id is the byte offset behind it, so tail and whole log share one offset space.
+--   entry's id is the byte offset behind it, so tail and whole log share one offset space; 't' is when it came.
 -- Keys: root. Arguments: id, token, rank, stream ('out' or 'err'), offset, bytes.
 -- Returns: {'ok'}, {'already'} or {'stale'}.
 register('log', {}, function(K, A)
