@@ -40,8 +40,8 @@ def test_an_argument_is_written_as_redis_py_writes_it_the_first_time_and_later(
 ) -> None:
     """Equal numbers of two kinds (1 and 1.0) are two arguments."""
     command = ("SET", 1, arg, 1.0, arg)
-    writer: Any = redis.Connection()
-    expected = b"".join(writer.pack_command(*command))
+    connection: Any = redis.Connection
+    expected = b"".join(connection().pack_command(*command))
 
     assert [b"".join(packed([command])) for _ in range(3)] == [expected] * 3
     assert b"".join(packed([command, command])) == expected * 2
