@@ -28,6 +28,7 @@ from gpulayer_broker.embedded import (
 from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable
 from gpulayer_broker.folders import Folders, locate_folders
 from gpulayer_broker.locks import FileLock, holder_pid, is_held, wait_lock, wait_until_free
+from gpulayer_broker.room import check_room
 from gpulayer_broker.settings import Settings, load_settings
 from gpulayer_broker.stopped import go_on, holder_goes_on, is_stopped
 
@@ -60,14 +61,15 @@ def ensure_private(
     end = time.monotonic() + deadline_s
     waited = False
     while not (is_held(folders.supervisor_lock) and server_answers(folders)):
+        check_room(folders)
+        if time.monotonic() >= end:
+            raise QueueUnreachable(
+                f"the private queue does not answer after {deadline_s:g} s: see {folders.supervisor_log}"
+            )
         if not is_held(folders.supervisor_lock):
             if waited:
                 _raise_failure(folders)
             _start_supervisor(folders, settings, worker_program or default_worker())
-        elif time.monotonic() >= end:
-            raise QueueUnreachable(
-                f"the private queue does not answer after {deadline_s:g} s: see {folders.supervisor_log}"
-            )
         waited = True
         time.sleep(POLL_S)
     return server_endpoint(folders)
@@ -154,7 +156,8 @@ def _process_ids(folders: Folders) -> dict[str, int | None]:
 
 def _server(server: ServerInfo, folders: Folders) -> dict[str, Any]:
     answers = bool(server.version) and server_answers(folders)
-    return {**_process_facts(server.pid), "version": server.version or None, "answers": answers}
+    facts = {"version": server.version or None, "answers": answers, "writes": server.writes}
+    return {**_process_facts(server.pid), **facts}
 
 
 def _process(pid: int | None) -> dict[str, Any] | None:

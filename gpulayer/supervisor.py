@@ -35,6 +35,7 @@ from gpulayer_broker.embedded import (
 from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable, StoreError
 from gpulayer_broker.folders import Folders
 from gpulayer_broker.locks import FileLock, block_until_free, holder_pid, is_held
+from gpulayer_broker.room import full_disk
 from gpulayer_broker.settings import Settings
 from gpulayer_broker.stopped import go_on, holder_goes_on
 from gpulayer_broker.store.local import LocalStore
@@ -108,6 +109,7 @@ class Supervisor:
         self._server_since = math.inf
         self._exit_code = 0
         self._signals = 0
+        self._full = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
 
@@ -171,7 +173,9 @@ class Supervisor:
         while not self._stopping.wait(back_off.next_pause_s()):
             try:
                 ensure_server(self._folders, deadline_s=LOAD_DEADLINE_S)
-            except QueueUnreachable as error:
+            except (QueueUnreachable, OSError) as error:
+                if isinstance(error, OSError) and not full_disk(self._folders):
+                    raise
                 log.warning("%s", error)
                 continue
             self._server_since = time.monotonic()
@@ -277,9 +281,15 @@ class Supervisor:
             return 0
 
     def _tend_files(self) -> None:
-        """Bound the logs, and end a server whose socket somebody removed: its keeper starts another."""
-        for path in (self._folders.supervisor_log, worker_log(self._folders), server_log(self._folders)):
-            bound_file(path, LOG_MOST_BYTES, LOG_KEPT_BYTES)
+        """Bound the logs, tell of a full disk once, and end a server whose socket somebody removed: its keeper starts
+        another."""
+        problem = full_disk(self._folders)
+        if problem and not self._full:
+            log.error("%s", problem)
+        self._full = bool(problem)
+        with suppress(OSError):  # a full disk must not end what it stops
+            for path in (self._folders.supervisor_log, worker_log(self._folders), server_log(self._folders)):
+                bound_file(path, LOG_MOST_BYTES, LOG_KEPT_BYTES)
         settled = time.monotonic() - self._server_since > CHECK_MOST_S
         if settled and not os.path.exists(server_endpoint(self._folders).path):
             terminate_server(self._folders)

@@ -23,10 +23,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulayer_broker.connection import Endpoint, Link
+from gpulayer_broker.connection import Endpoint, Link, NoAnswer
 from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable
 from gpulayer_broker.folders import Folders
 from gpulayer_broker.locks import FileLock, holder_pid, is_held, try_lock, wait_lock, wait_until_free
+from gpulayer_broker.room import check_room
 from gpulayer_broker.server_binary import HOW_TO_GET_ONE, binaries
 from gpulayer_broker.server_check import server_facts
 from gpulayer_broker.stopped import holder_goes_on
@@ -46,13 +47,14 @@ ALLOCATOR = "glibc.malloc.tcache_count=200"
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A running private server; one that does not answer tells no version."""
+    """A running private server; one that does not answer tells no version. `writes` is False on a full disk."""
 
     pid: int
     version: str
     uptime_s: int
     socket: Path
     data: Path
+    writes: bool
 
 
 def ensure_server(
@@ -82,6 +84,7 @@ def start_server(
     folders: Folders, lock: FileLock, *, deadline_s: float = START_DEADLINE_S, binary: Path | None = None
 ) -> Endpoint:
     """Start the server that takes over the given exclusive lock, and wait until it has loaded its data."""
+    check_room(folders)
     folders.create()
     log_path = server_log(folders)
     bound_file(log_path, LOG_MOST_BYTES, LOG_KEPT_BYTES)
@@ -93,6 +96,7 @@ def start_server(
     end = time.monotonic() + deadline_s
     while not server_answers(folders):
         if process.poll() is not None:
+            check_room(folders)
             if process.returncode < 0:
                 raise QueueUnreachable(f"the private queue server was killed by signal {-process.returncode}")
             raise ConfigError(_why_it_ended(folders, log_start))
@@ -109,12 +113,13 @@ def running_server(folders: Folders) -> ServerInfo | None:
         return None
     try:
         with Link(server_endpoint(folders), socket_timeout_s=PROBE_TIMEOUT_S) as link:
-            facts = server_facts(link, "server")
+            facts = server_facts(link, "server", "persistence")
     except QueueUnreachable:
         facts = {}
     version = facts.get("valkey_version") or facts.get("redis_version") or ""
     uptime_s = int(facts.get("uptime_in_seconds", "0"))
-    return ServerInfo(pid, version, uptime_s, server_socket(folders), folders.queue)
+    writes = facts.get("aof_last_write_status", "ok") == "ok"
+    return ServerInfo(pid, version, uptime_s, server_socket(folders), folders.queue, writes)
 
 
 def stop_server(folders: Folders, *, deadline_s: float = STOP_DEADLINE_S) -> bool:
@@ -175,12 +180,14 @@ def server_log(folders: Folders) -> Path:
 
 
 def server_answers(folders: Folders) -> bool:
-    """Whether the server is there and has loaded its data."""
+    """Whether the server is there and has loaded its data; one whose disk is full answers, to say so."""
     if not server_socket(folders).exists():
         return False
     try:
         with Link(server_endpoint(folders), socket_timeout_s=PROBE_TIMEOUT_S) as link:
             return bool(link.call("PING") == b"PONG")
+    except NoAnswer as error:
+        return error.word == "MISCONF"
     except QueueUnreachable:
         return False
 

@@ -35,7 +35,7 @@ def error_of_reply(error: known.RedisError, endpoint: Endpoint, *, sent: bool = 
     if code in REFUSED:
         return NotAllowed(f"queue at {endpoint} {REFUSED[code]}: {text}")
     if code in PASSING:
-        return NoAnswer(f"queue at {endpoint} {PASSING[code]}: {text}", sent=False)
+        return NoAnswer(f"queue at {endpoint} {PASSING[code]}: {text}", sent=False, word=code)
     if code == "OOM":
         return ServerOutOfMemory(
             f"queue at {endpoint} is out of memory: raise its maxmemory or purge finished jobs"

@@ -15,6 +15,7 @@ from pathlib import Path
 from gpulayer_broker.errors import BadStateFolder
 
 POLL_S = 0.01
+PID_BYTES = 12
 
 
 class FileLock:
@@ -32,13 +33,15 @@ class FileLock:
 
     def record_pid(self, pid: int) -> None:
         """Write who holds it into the file, for `holder_pid`."""
-        os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, f"{pid}\n".encode(), 0)
+        os.pwrite(self.descriptor, f"{pid:<{PID_BYTES - 1}}\n".encode(), 0)
 
     def forget_former_holder(self) -> None:
-        """Until this holder records itself, nobody is named: a dead process's id may be another's by now."""
+        """Until this holder records itself, nobody is named: a dead process's id may be another's by now.
+
+        The file keeps its length, so that the next id needs no room on a full disk.
+        """
         if os.fstat(self.descriptor).st_size:
-            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, b" " * PID_BYTES, 0)
 
     def close(self) -> None:
         """Close this process's descriptor. It is never unlocked by name: that would unlock a child's copy too."""

@@ -11,11 +11,15 @@ from gpulayer_broker.errors import GpulayerError, QueueUnreachable
 
 
 class NoAnswer(QueueUnreachable):
-    """The server did not answer, or not now. `sent` is False only when it surely did not run the command."""
+    """The server did not answer, or not now. `sent` is False only when it surely did not run the command.
 
-    def __init__(self, message: str, *, sent: bool = False) -> None:
+    `word` is the first of its refusal, such as LOADING or MISCONF; empty where nothing came.
+    """
+
+    def __init__(self, message: str, *, sent: bool = False, word: str = "") -> None:
         super().__init__(message)
         self.sent = sent
+        self.word = word
 
 
 class ReplyError(GpulayerError):

@@ -76,5 +76,7 @@ def _process(facts: dict[str, Any] | None) -> str:
     up = f", up {format_duration(facts['uptime_s'])}" if facts.get("uptime_s") is not None else ""
     version = f" {facts['version']}" if facts.get("version") else ""
     silent = "" if facts.get("answers", True) else ", does not answer"
+    if not facts.get("writes", True):
+        silent += ", cannot write: its disk is full"
     stopped = f", stopped (kill -CONT {facts['pid']} lets it go on)" if facts["stopped"] else ""
     return f"pid {facts['pid']}{version}{up}{silent}{stopped}"

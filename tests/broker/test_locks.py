@@ -90,3 +90,19 @@ def test_a_lock_behind_a_planted_link_is_refused(path: Path) -> None:
 
     with pytest.raises(OSError, match="symbolic links"):
         try_lock(path)
+
+
+def test_the_next_holder_s_id_takes_the_room_of_the_last_one_s(path: Path) -> None:
+    """On a full disk a lock file cannot grow, and nobody could tell of a server whose id is not known."""
+    first = block_until_free(path)
+    first.record_pid(4_194_304)
+    length = path.stat().st_size
+    first.close()
+    second = block_until_free(path)
+
+    assert holder_pid(path) is None
+    assert path.stat().st_size == length
+    second.record_pid(7)
+    assert holder_pid(path) == 7
+    assert path.stat().st_size == length
+    second.close()
