@@ -1,4 +1,4 @@
-"""Dramatiq's rate limiters work beside the queue, on the same server."""
+"""Dramatiq's rate limiters and barriers work beside the queue, on the same server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import dramatiq
 import pytest
-from dramatiq.rate_limits import ConcurrentRateLimiter, WindowRateLimiter
+from dramatiq.rate_limits import Barrier, BucketRateLimiter, ConcurrentRateLimiter, WindowRateLimiter
 from dramatiq.rate_limits.backends import RedisBackend
 
 from gpulayer_broker.broker import CapabilityBroker
@@ -67,3 +67,42 @@ def test_a_window_rate_limiter_refuses_what_is_too_much(
     broker.join("default", timeout=PATIENCE_MS)
 
     assert sorted(got) == [False, False, True, True, True]
+
+
+def test_a_bucket_rate_limiter_refuses_what_is_too_much(
+    broker: CapabilityBroker, start: Start, backend: RedisBackend, namespace: str
+) -> None:
+    day_ms = 86_400_000
+    limiter = BucketRateLimiter(backend, f"bucket-{namespace}", limit=2, bucket=day_ms)
+    got: list[bool] = []
+
+    @dramatiq.actor
+    def ask() -> None:
+        with limiter.acquire(raise_on_failure=False) as acquired:
+            got.append(acquired)
+
+    for _ in range(4):
+        ask.send()
+    start()
+    broker.join("default", timeout=PATIENCE_MS)
+
+    assert sorted(got) == [False, False, True, True]
+
+
+def test_the_last_of_those_that_wait_at_a_barrier_knows_it(
+    broker: CapabilityBroker, start: Start, backend: RedisBackend, namespace: str
+) -> None:
+    barrier = Barrier(backend, f"barrier-{namespace}", ttl=60_000)
+    barrier.create(parties=4)
+    told: list[bool] = []
+
+    @dramatiq.actor
+    def sub_task() -> None:
+        told.append(barrier.wait(block=False))
+
+    for _ in range(4):
+        sub_task.send()
+    start()
+    broker.join("default", timeout=PATIENCE_MS)
+
+    assert sorted(told) == [False, False, False, True]

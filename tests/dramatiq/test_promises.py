@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from dramatiq import middleware
+
 HERE = Path(__file__).parent
 GUIDE = HERE.parents[1] / "docs" / "guides" / "dramatiq.md"
 
@@ -24,3 +26,10 @@ def test_every_file_of_tests_holds_a_promise_of_the_guide() -> None:
     files = {path.name for path in HERE.glob("test_*.py")} - {Path(__file__).name}
 
     assert files == {file for file, _ in named()}
+
+
+def test_every_stock_middleware_has_its_line() -> None:
+    stock = {each.__name__ for each in middleware.default_middleware}
+    stock |= {"AsyncIO", "CurrentMessage", "GroupCallbacks", "Prometheus", "Results"}
+
+    assert stock <= set(re.findall(r"^\| `(\w+)` \| `test_", GUIDE.read_text(), re.M))

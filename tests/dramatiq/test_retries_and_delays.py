@@ -13,6 +13,8 @@ from tests.dramatiq.conftest import Start
 from tests.support import PATIENCE_MS, PATIENCE_S, wait_until
 
 LONG_MS = 600_000
+# What is promised is 0.15 s, on a machine that has nothing else to do.
+LATE_S = 1.5
 
 
 def test_a_failed_message_is_tried_again_after_its_back_off(broker: CapabilityBroker, start: Start) -> None:
@@ -85,6 +87,7 @@ def test_a_delayed_message_runs_when_it_is_due_whatever_was_sent_before(
     wait_until(lambda: len(late) == 4, PATIENCE_S, "all but the first have run")
 
     assert min(late) >= -0.002
+    assert sorted(late)[1] <= LATE_S, late
     assert broker.queue.open_jobs("default") == 1
 
 
