@@ -52,12 +52,15 @@ class Heartbeat(threading.Thread):
         self._earlier = False
 
     def run(self) -> None:
-        while not self._stopped:
+        while True:
+            # First: whoever wakes this thread from here on is heard by what is looked at below, or by the wait.
+            self._wake.clear()
+            if self._stopped:
+                return
             if time.monotonic() >= self._next_beat_s:
                 self._last_beat_s = time.monotonic()
                 self._next_beat_s = self._last_beat_s + self.settings.heartbeat_s
                 self._guarded(self.beat)
-            self._wake.clear()
             if self.keeper and (self._earlier or time.monotonic() >= self._next_tick_s):
                 self._earlier, self._next_tick_s = False, time.monotonic() + self.settings.heartbeat_s
                 self._guarded(self._tick)

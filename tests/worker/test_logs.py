@@ -113,10 +113,21 @@ class Scene:
         return hand.claim(machine)[0]
 
     def tail(self, job_id: str) -> bytes:
+        return b"".join(self.entries(job_id))
+
+    def entries(self, job_id: str) -> list[bytes]:
         entries = self.link.call_idempotent(
             "XRANGE", f"gpulayer:{{default}}:log:{job_id}:1:0", "-", "+", deadline_s=PATIENCE_S
         )
-        return b"".join(dict(zip(v[::2], v[1::2], strict=True)).get(b"d", b"") for _, v in entries)
+        return [dict(zip(v[::2], v[1::2], strict=True)).get(b"d", b"") for _, v in entries]
+
+
+def end(scene: Scene, opened: list[tuple[JobLog, list[int]]]) -> None:
+    for job_log, writers in opened:
+        for writer in writers:
+            os.close(writer)
+        scene.logs.finish(job_log, PATIENCE_S)
+        scene.logs.forget(job_log)
 
 
 @pytest.fixture
@@ -156,3 +167,38 @@ def test_a_log_that_is_gone_while_its_pipe_is_open_stops_no_other(scene: Scene) 
         os.close(writer)
     scene.logs.finish(job_log, PATIENCE_S)
     scene.logs.forget(job_log)
+
+
+def test_the_first_words_of_a_job_do_not_wait_for_anothers_pause(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpulayer_worker.logs.SHIP_EVERY_S", 10 * PATIENCE_S)
+    first, second = scene.grant(), scene.grant()
+    logs = [scene.logs.open(grant.id, grant.token, scene.folder / grant.id) for grant in (first, second)]
+    os.write(logs[0][1][0], b"first\n")
+    wait_until(lambda: scene.tail(first.id) == b"first\n", PATIENCE_S, "the first job's words are shipped")
+
+    os.write(logs[0][1][0], b"more\n")
+    os.write(logs[1][1][0], b"second\n")
+
+    wait_until(lambda: scene.tail(second.id) == b"second\n", PATIENCE_S, "the second job's words are shipped")
+    assert scene.tail(first.id) == b"first\n"
+    end(scene, logs)
+    assert scene.tail(first.id) == b"first\nmore\n"
+
+
+def test_a_line_that_comes_in_pieces_is_shipped_as_soon_as_it_is_whole(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpulayer_worker.logs.LINE_S", 10 * PATIENCE_S)
+    grant = scene.grant()
+    opened = scene.logs.open(grant.id, grant.token, scene.folder / "spill")
+
+    os.write(opened[1][0], b"the line")
+    wait_until(lambda: opened[0].size == 8, PATIENCE_S, "the first piece is read")
+    os.write(opened[1][0], b"\n")
+
+    wait_until(
+        lambda: scene.entries(grant.id) == [b"the line\n"], PATIENCE_S, "the line is shipped in one entry"
+    )
+    end(scene, [opened])

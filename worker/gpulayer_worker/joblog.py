@@ -86,6 +86,8 @@ class JobLog:
         self.shipped = 0
         self.dropped = 0
         self.refused = False
+        self.rests_until_s = 0.0
+        self.is_mid_line = False
         # First byte, length, stream, when its last byte came (ms since 1970, this machine's clock).
         self.runs: list[list[Any]] = []
         self._run_began_ms = 0
@@ -109,6 +111,7 @@ class JobLog:
         with self._lock:
             if self._forgotten:
                 return
+            self.is_mid_line = not data.endswith(b"\n")
             room = 0 if self.dropped else max(0, self._limit_bytes - self.size)
             kept = self._keep(stream, data[:room])
             if kept < len(data):

@@ -1,16 +1,19 @@
 """Logs: what jobs write, kept whole for the store and shipped live in batches.
 
 One thread reads the pipes of all jobs, so that none is ever held up by the queue: bytes go to the job's log first.
-Another ships what is new, at most 64 KiB an entry; where a job writes faster than the queue takes, the live tail skips
-ahead, and the whole log still has everything up to its limit. What a lost connection swallowed is shipped again.
+Another ships what is new, at most 64 KiB an entry: the first words of a job at once, and what follows gathered for a
+moment, for each log by itself. Where a job writes faster than the queue takes, the live tail skips ahead, and the whole
+log still has everything up to its limit. What a lost connection swallowed is shipped again.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import selectors
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +26,8 @@ log = logging.getLogger("gpulayer")
 
 READ_BYTES = 1 << 18
 SHIP_EVERY_S = 0.05
+# The rest of a line comes within this time where a program writes it in pieces, as Python does without its buffers.
+LINE_S = 0.002
 RETRY_S = 0.5
 BATCH = 16
 STREAMS = ("out", "err")
@@ -39,7 +44,8 @@ class Logs:
         self._queue = queue
         self._limit_bytes = limit_bytes
         self._selector = selectors.DefaultSelector()
-        self._dirty: set[JobLog] = set()
+        # When what is new of a log is to be shipped.
+        self._due_s: dict[JobLog, float] = {}
         self._logs: set[JobLog] = set()
         self._lock = threading.Lock()
         self._shipping = threading.Lock()
@@ -103,7 +109,7 @@ class Logs:
         """Waits until both pipes have ended, and ships what is left."""
         job_log.closed.wait(patience_s)
         with self._lock:
-            self._dirty.discard(job_log)
+            self._due_s.pop(job_log, None)
         # At least once: it also waits for what the other thread has just taken and not sent yet.
         while self._ship_one(job_log) and job_log.unsent:
             continue
@@ -111,7 +117,7 @@ class Logs:
     def forget(self, job_log: JobLog) -> None:
         with self._lock:
             self._logs.discard(job_log)
-            self._dirty.discard(job_log)
+            self._due_s.pop(job_log, None)
         job_log.forget()
 
     def _forever(self, step: Callable[[], None]) -> None:
@@ -155,22 +161,34 @@ class Logs:
     # --- the shipper ---
 
     def _mark(self, job_log: JobLog) -> None:
+        line_s = time.monotonic() + (LINE_S if job_log.is_mid_line else 0.0)
+        due_s = max(line_s, job_log.rests_until_s)
         with self._lock:
-            if job_log in self._logs:
-                self._dirty.add(job_log)
+            if job_log not in self._logs or self._due_s.get(job_log, math.inf) <= due_s:
+                return
+            self._due_s[job_log] = due_s
         self._news.set()
 
     def _ship(self) -> None:
-        self._news.wait()
-        self._news.clear()
         with self._lock:
-            logs = list(self._dirty & self._logs)
-            self._dirty.clear()
-        arrived = [self._ship_one(job_log) for job_log in logs]
-        for job_log in logs:
+            next_s = min(self._due_s.values(), default=None)
+        if next_s is None or next_s > time.monotonic():
+            self._news.wait(None if next_s is None else max(0.0, next_s - time.monotonic()))
+            self._news.clear()
+        for job_log in self._taken():
+            arrived = self._ship_one(job_log)
+            job_log.rests_until_s = time.monotonic() + (SHIP_EVERY_S if arrived else RETRY_S)
             if job_log.unsent:
                 self._mark(job_log)
-        self._stopped.wait(SHIP_EVERY_S if all(arrived) else RETRY_S)
+
+    def _taken(self) -> list[JobLog]:
+        """The logs that are due."""
+        now_s = time.monotonic()
+        with self._lock:
+            logs = [job_log for job_log, due_s in self._due_s.items() if due_s <= now_s]
+            for job_log in logs:
+                del self._due_s[job_log]
+        return logs
 
     def _ship_one(self, job_log: JobLog) -> bool:
         """Ships up to 1 MiB of one log; False where it did not arrive (the whole log still has it)."""
