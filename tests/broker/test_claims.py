@@ -9,7 +9,7 @@ import pytest
 
 from gpulayer_broker.attempts import Attempt, Attempts
 from gpulayer_broker.connection import Endpoint, Link
-from gpulayer_broker.functions import Ending
+from gpulayer_broker.functions import CallEnding, CallsEnding, Ending
 from gpulayer_broker.queue import Queue
 from tests.queueing import Hand, claims_of, signature
 
@@ -80,3 +80,22 @@ def test_a_worker_without_room_brings_no_next_job_with_its_report(worker: Worker
     assert worker.delivered == []
     worker.claims.has_room = lambda: True
     assert worker.claims.claim() == 1
+
+
+def test_calls_that_ride_together_take_one_place_and_are_delivered_with_the_first(worker: Worker) -> None:
+    worker.hand.machine("w1", {CPU: ()}, slots=2)
+    worker.claims.open(2)
+    worker.hand.link.call("SET", worker.hand.key("lane:l"), "100", "PX", 60_000)
+    jobs = [worker.hand.submit(CPU, lane="l") for _ in range(80)]
+
+    worker.claims.claim()
+
+    rides = [[attempt.id, *(rider.id for rider in attempt.riders)] for attempt in worker.delivered]
+    assert rides == [jobs[:10], jobs[10:20]]
+    assert worker.claims.free == 0
+    first = worker.delivered[0]
+    ended = (first, *first.riders)
+    calls = tuple(CallEnding(Ending(a.id, a.token, "succeeded")) for a in ended)
+    worker.claims.commit(ended, CallsEnding(calls))
+    assert len(worker.delivered) == 3
+    assert worker.attempts.slots() == 2

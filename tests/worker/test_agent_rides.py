@@ -161,9 +161,11 @@ def test_threads_that_a_fresh_process_waits_for_are_waited_for(desk: Desk, hire:
 
 
 def test_a_slow_call_keeps_nobody_behind_it(desk: Desk, hire: Hire, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+    gate, ran = tmp_path / "gate", tmp_path / "ran"
 
     def work(n: int) -> int:
+        with open(ran, "a") as file:
+            file.write(f"{n} ")
         if n == 2:
             print("waiting", flush=True)
             while not gate.exists():
@@ -180,7 +182,7 @@ def test_a_slow_call_keeps_nobody_behind_it(desk: Desk, hire: Hire, tmp_path: Pa
     wait_until(lambda: desk.tail(line.jobs[2], attempt) == b"waiting\n", PATIENCE_S, "its output is shipped")
     gate.touch()
     assert line.values() == list(range(COUNT))
-    assert {desk.record(job).losses for job in line.jobs} == {0}
+    assert sorted(map(int, ran.read_text().split())) == list(range(COUNT))
 
 
 @pytest.mark.parametrize("number", [2, 5])
@@ -250,3 +252,19 @@ def test_a_worker_that_is_stopped_finishes_its_ride(desk: Desk, hire: Hire) -> N
 
     assert line.values() == list(range(COUNT))
     assert {desk.record(job).losses for job in line.jobs} == {0}
+
+
+@pytest.mark.parametrize("function", [int, print], ids=["quiet", "loud"])
+def test_single_calls_tell_what_their_lane_takes(
+    desk: Desk, hire: Hire, function: Callable[[int], Any]
+) -> None:
+    line = Line(desk, function)
+    key = f"{desk.queue.keys.root}lane:{line.lane}"
+    desk.link.call("DEL", key)
+    for job in line.jobs[1:]:
+        desk.queue.run(functions.cancel(job))
+    hire(slots=1)
+
+    assert desk.final(line.jobs[0]).state == "succeeded"
+    known = desk.link.call("GET", key)
+    assert known == b"-" if function is print else float(known) < 60e6
