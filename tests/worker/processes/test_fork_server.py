@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,7 +15,7 @@ import pytest
 
 from gpulayer_worker.processes.fork_server import ForkServer
 from gpulayer_worker.processes.pool import environment_for
-from gpulayer_worker.runner import proctree
+from gpulayer_worker.runner import preload, proctree
 from tests.support import PATIENCE_S, in_background, wait_until
 
 from .bench import Bench, is_gone, value
@@ -175,6 +176,37 @@ def test_an_import_that_starts_threads_is_given_up(tmp_path: Path, packages: Pat
 
     with preloading(tmp_path, "threading_on_import", path=packages) as bench:
         assert value(bench.run(imported_names)) == []
+
+
+@pytest.fixture
+def gpu_file() -> Iterator[Path]:
+    """A device file as a GPU's driver makes it, behind which there is nothing."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make a device file")
+    path = Path(f"/dev/nvidia-stand-in-{os.getpid()}")
+    try:
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.stat(os.devnull).st_rdev)
+    except PermissionError:
+        pytest.skip("needs a root that may make device files")
+    yield path
+    path.unlink()
+
+
+def test_an_import_that_begins_with_a_gpu_is_given_up(tmp_path: Path, packages: Path, gpu_file: Path) -> None:
+    """A process forked from one that has used CUDA cannot use it."""
+    (packages / "mine.py").write_text(f"context = open({str(gpu_file)!r})\n")
+
+    with preloading(tmp_path, "mine", path=packages) as bench:
+        assert value(bench.run(imported_names)) == []
+
+
+def test_before_a_job_begins_nothing_has_touched_a_gpu(tmp_path: Path, gpu_file: Path) -> None:
+    with preloading(tmp_path, "numpy") as bench, open(gpu_file):
+        assert preload.open_gpus() == [str(gpu_file)]
+        assert value(bench.run(imported_names)) == ["numpy"]
+        assert isinstance(bench.server, ForkServer)
+        held = {os.readlink(each) for each in Path(f"/proc/{bench.server.pid}/fd").iterdir()}
+        assert not [path for path in held if path.startswith(preload.GPU_FILES)]
 
 
 # --- what a fork server is started with ---

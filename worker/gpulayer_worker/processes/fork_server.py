@@ -3,7 +3,7 @@
 Guarantees: every handle is resolved exactly once, when nothing of the job is left, also when the fork server
 is killed (`lost`), or stopped, or silent for so long that it is killed here. `start` and everything on a
 handle may be called from any thread and never wait for the fork server. While it preloads, jobs are held here;
-a preload that kills it, or starts threads that make forking unsafe, is given up and the jobs begin without it.
+a preload that kills it, starts threads or opens a GPU makes forking unsafe: the jobs begin without it.
 """
 
 from __future__ import annotations
@@ -343,9 +343,9 @@ class ForkServer:
         self._stats.pop(0)(event)
 
     def _event_preloaded(self, event: dict[str, Any]) -> None:
-        if event["threads"]:
-            # The imports have started threads: forking beside them is not safe. Begin again without the
-            # imports.
+        if event["unsafe"]:
+            # The imports have started threads or opened a GPU: forking after that is not safe. Begin again
+            # without the imports.
             self._link.shutdown(socket.SHUT_RDWR)
             return
         with self._lock:

@@ -15,6 +15,8 @@ import sys
 import sysconfig
 import threading
 
+# What a CUDA or ROCm runtime opens when it begins; it cannot be used in a fork of the process that began it.
+GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")
 INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
@@ -100,3 +102,19 @@ def is_installed(name: str) -> bool:
 def foreign_threads() -> list[str]:
     """Names of Python threads that an import has started: a fork beside them is not safe."""
     return [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+
+
+def open_gpus() -> list[str]:
+    """Device files of GPUs that an import has opened: what was begun with a GPU does not survive a fork."""
+    try:
+        numbers = os.listdir("/proc/self/fd")
+    except OSError:
+        return []
+    return sorted({path for path in map(_path_of, numbers) if path.startswith(GPU_FILES)})
+
+
+def _path_of(number: str) -> str:
+    try:
+        return os.readlink("/proc/self/fd/" + number)
+    except OSError:
+        return ""  # the one that listed the folder

@@ -209,7 +209,8 @@ class Server:
     def _request_preload(self, message: dict[str, Any], _: list[int]) -> None:
         imported, failed = preload.load(message["modules"])
         child.note_environment()
-        self._tell("preloaded", imported=imported, failed=failed, threads=preload.foreign_threads())
+        unsafe = preload.foreign_threads() + preload.open_gpus()
+        self._tell("preloaded", imported=imported, failed=failed, unsafe=unsafe)
 
     def _request_stats(self, _: dict[str, Any], __: list[int]) -> None:
         self._tell(
