@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
+from gpulayer.attentive import attentive
 from gpulayer.handle import Job
 from gpulayer.manner import Manner, Window
 from gpulayer.mapping import Item, MapResult
@@ -272,7 +273,7 @@ class ArrayResult(MapResult[R]):
         while not known():
             with self._news:
                 while not (known() or any(part.has_news for part in self._parts)):
-                    self._news.wait()
+                    attentive(self._news.wait, None)
             self._take()
 
     def _take(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from queue import SimpleQueue
 from typing import Concatenate, Generic, ParamSpec, TypeVar, cast
 
+from gpulayer.attentive import taken
 from gpulayer.groups import is_group
 from gpulayer.handing_over import Handle
 from gpulayer.handle import Job, Remote, refuse_elsewhere, to_thread
@@ -231,14 +232,13 @@ class JobsResult(MapResult[R]):
         try:
             added = self._add(waiting, tell, self._known, added)
             while True:
-                self._elsewhere = sum(map(len, waiting.values())) if not self._sized else 0
                 self._fill()
                 added = self._add(
                     waiting, tell, [self._open.popleft() for _ in range(len(self._open))], added
                 )
                 if not waiting:
                     return
-                slot = ended.get()
+                slot = taken(ended)
                 if slot.notice is None:
                     assert slot.error is not None, (
                         "a slot is told when its end is known or waiting is given up"
@@ -246,6 +246,7 @@ class JobsResult(MapResult[R]):
                     raise slot.error
                 for index, job in waiting.pop(slot.job_id, ()):
                     self._read += 1
+                    self._elsewhere -= 1
                     yield Item(index, job, slot.notice.state, job.result)
         finally:
             self._elsewhere = 0
@@ -262,6 +263,7 @@ class JobsResult(MapResult[R]):
         """Listens to further jobs; how many there are now."""
         for job in jobs:
             waiting.setdefault(job.id, []).append((first, job))
+            self._elsewhere += 1
             self._opened.waiter.listen(job._slot, tell)
             first += 1
         return first

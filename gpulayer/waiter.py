@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeGuard
 
+from gpulayer.attentive import attentive
 from gpulayer.session import Session
 from gpulayer.slots import MISSING, Notice, Reader, Slot, call_back
 from gpulayer_broker import functions
@@ -149,7 +150,7 @@ class Waiter:
 
         try:
             self.listen(slot, wake)
-            ended.wait(timeout_s)
+            attentive(ended.wait, timeout_s)
         finally:
             self.ignore(slot, wake)
         if slot.notice is None and slot.error is not None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from gpulayer.attentive import attentive
 from gpulayer.manner import Manner
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def detach(result: Counted, interrupt: KeyboardInterrupt) -> None:
             f"detached: {left} calls of {name} go on; {result._way_back()}; "
             f"Ctrl-C again within {SECOND_CHANCE_S:g} s cancels them"
         )
-        time.sleep(SECOND_CHANCE_S)
+        attentive(threading.Event().wait, SECOND_CHANCE_S)
     except KeyboardInterrupt:
         _say(f"cancelled: {result.cancel()} calls of {name}")
 
