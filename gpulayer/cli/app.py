@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from gpulayer.cli.jobs import fetch_job, list_jobs, show_job, wait_jobs
 from gpulayer.cli.logs import show_logs
 from gpulayer.cli.private import stop_private
 from gpulayer.cli.profiles import list_profiles
+from gpulayer.cli.quick import Command, Quick
 from gpulayer.cli.resources import resources
 from gpulayer.cli.retry import retry_jobs
 from gpulayer.cli.run_function import run_function
@@ -28,7 +30,7 @@ from gpulayer_broker.errors import UnknownName
 SENTENCE = 500
 
 
-class Group(typer.core.TyperGroup):
+class Group(Quick, typer.core.TyperGroup):
     """Answers an unknown command with the nearest one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -77,27 +79,30 @@ def _root(
     """Send commands and Python functions to any machine that can run them."""
 
 
-_VERBATIM = {"allow_interspersed_args": False}
+_COMMANDS: dict[str, Callable[..., int]] = {
+    "run": run_function,
+    "jobs": list_jobs,
+    "show": show_job,
+    "logs": show_logs,
+    "wait": wait_jobs,
+    "cancel": cancel_jobs,
+    "interrupt": interrupt_jobs,
+    "retry": retry_jobs,
+    "outputs": fetch_job,
+    "explain": explain_job,
+    "gc": collect_garbage,
+    "workers": list_workers,
+    "status": show_status,
+    "down": stop_private,
+    "profiles": list_profiles,
+}
 
-app.command("submit", context_settings=_VERBATIM)(submit_command)
-app.command("run")(run_function)
-app.command("jobs")(list_jobs)
-app.command("show")(show_job)
-app.command("logs")(show_logs)
-app.command("wait")(wait_jobs)
-app.command("cancel")(cancel_jobs)
-app.command("interrupt")(interrupt_jobs)
-app.command("retry")(retry_jobs)
-app.command("outputs")(fetch_job)
-app.command("explain")(explain_job)
-app.command("gc")(collect_garbage)
-app.command("workers")(list_workers)
-app.command("status")(show_status)
-app.command("down")(stop_private)
-app.command("profiles")(list_profiles)
+app.command("submit", cls=Command, context_settings={"allow_interspersed_args": False})(submit_command)
+for _name, _command in _COMMANDS.items():
+    app.command(_name, cls=Command)(_command)
 app.add_typer(resources, cls=Group)
 worker.callback(invoke_without_command=True, no_args_is_help=False, help=run_worker.__doc__)(run_worker)
-worker.command("start")(start_worker)
-worker.command("stop")(stop_worker)
-worker.command("drain")(drain_worker)
+worker.command("start", cls=Command)(start_worker)
+worker.command("stop", cls=Command)(stop_worker)
+worker.command("drain", cls=Command)(drain_worker)
 app.add_typer(worker, cls=Group)

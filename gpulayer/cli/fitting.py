@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from gpulayer.cli.output import say
 from gpulayer_broker.errors import MustFit
-from gpulayer_broker.requirements import Requirements
 
 if TYPE_CHECKING:
     from gpulayer.client import Client
+    from gpulayer_broker.requirements import Requirements
     from gpulayer_broker.workers import WorkerRecord
 
 # How long the private set-up's worker may take to tell what it has.
@@ -21,6 +21,8 @@ POLL_S = 0.05
 
 def check_fit(client: Client, needs: Requirements, *, must_fit: bool) -> None:
     """Warns, or raises MustFit, with the reason. What every worker can run is not asked about."""
+    from gpulayer_broker.requirements import Requirements
+
     if needs == Requirements() and not must_fit:
         return
     from gpulayer.explaining import explain

@@ -9,6 +9,7 @@ import typer
 
 from gpulayer.cli import options as opt
 from gpulayer.cli.output import plain, print_json
+from gpulayer.cli.quick import Command
 
 if TYPE_CHECKING:
     from gpulayer_worker.detection import Detection, Verification
@@ -31,7 +32,7 @@ def _group() -> None:
     """What this machine has."""
 
 
-@resources.command("detect")
+@resources.command("detect", cls=Command)
 def detect_resources(json: opt.JsonOption = False, python: PythonPath = None, verify: Verify = False) -> int:
     """Show this machine: devices, what was validated on such hardware, frameworks of the jobs' Python.
 

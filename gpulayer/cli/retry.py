@@ -10,7 +10,6 @@ import typer
 from gpulayer.cli import options as opt
 from gpulayer.cli.output import print_json, say
 from gpulayer_broker.errors import UsageError
-from gpulayer_broker.job import SUCCEEDED
 
 if TYPE_CHECKING:
     from gpulayer.client import Client
@@ -52,6 +51,7 @@ def retry_jobs(
 def _again(client: Client, job_ids: Sequence[str], failed: bool) -> list[tuple[str, str, int]]:
     """Of each (its id, the new one, '' where nothing is to be run again; how many jobs or calls)."""
     from gpulayer.groups import is_group
+    from gpulayer_broker.job import SUCCEEDED
 
     records = client._opened.records([each for each in job_ids if not is_group(each)])
     maps = {each for each in job_ids if is_group(each)} | {r.id for r in records if failed and r.is_array}

@@ -9,6 +9,7 @@ import typer
 
 from gpulayer.cli import options as opt
 from gpulayer.cli.output import plain, print_json
+from gpulayer.cli.quick import Command
 from gpulayer_broker.errors import UnknownName
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def _group() -> None:
     """The workers of this machine."""
 
 
-@worker.command("status")
+@worker.command("status", cls=Command)
 def worker_status(
     name: Name = None,
     target: opt.TargetOption = None,
