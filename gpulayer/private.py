@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpulayer_broker.alive import go_on, holder_goes_on, is_stopped, wait_for_end
 from gpulayer_broker.embedded import (
     STOP_DEADLINE_S,
     ServerInfo,
@@ -30,7 +31,6 @@ from gpulayer_broker.folders import Folders, locate_folders
 from gpulayer_broker.locks import FileLock, holder_pid, is_held, wait_lock, wait_until_free
 from gpulayer_broker.room import check_room
 from gpulayer_broker.settings import Settings, load_settings
-from gpulayer_broker.stopped import go_on, holder_goes_on, is_stopped
 
 if TYPE_CHECKING:
     from gpulayer_broker.connection import Endpoint
@@ -207,18 +207,12 @@ def _start_supervisor(folders: Folders, settings: Settings, worker_program: Sequ
 def _stop_supervisor(folders: Folders, pid: int, deadline_s: float) -> None:
     import signal
 
-    import psutil
-
-    with suppress(psutil.NoSuchProcess):
-        supervisor = psutil.Process(pid)
-        supervisor.send_signal(signal.SIGTERM)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
         go_on(pid)
         if not wait_until_free(folders.supervisor_lock, deadline_s):
-            supervisor.kill()
-        end = time.monotonic() + EXIT_S
-        # A zombie has ended: only its parent, init, may take its time to notice.
-        while supervisor.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
-            time.sleep(POLL_S)
+            os.kill(pid, signal.SIGKILL)
+    wait_for_end(pid, EXIT_S)
 
 
 def open_jobs(folders: Folders, namespace: str) -> Callable[[], bool]:

@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from gpulayer_broker.alive import go_on, holder_goes_on, wait_for_end
 from gpulayer_broker.embedded import (
     bound_file,
     claim_idle,
@@ -37,7 +38,6 @@ from gpulayer_broker.folders import Folders
 from gpulayer_broker.locks import FileLock, block_until_free, holder_pid, is_held
 from gpulayer_broker.room import full_disk
 from gpulayer_broker.settings import Settings
-from gpulayer_broker.stopped import go_on, holder_goes_on
 from gpulayer_broker.store.local import LocalStore
 
 log = logging.getLogger("gpulayer.supervisor")
@@ -51,6 +51,7 @@ TIDY_EVERY_S = 3600.0
 KEEPER_JOIN_S = 0.2
 LOAD_DEADLINE_S = 600.0
 STOP_MARGIN_S = 20.0
+EXIT_S = 10.0
 LASTED_S = 60.0
 BACK_OFF_FIRST_S = 0.1
 BACK_OFF_MOST_S = 30.0
@@ -182,6 +183,7 @@ class Supervisor:
             self._served.set()
             self._configure()
             block_until_free(self._folders.server_lock).close()
+            self._server_since = math.inf
             log.info("the queue server ended")
 
     def _configure(self) -> None:
@@ -290,8 +292,9 @@ class Supervisor:
         with suppress(OSError):  # a full disk must not end what it stops
             for path in (self._folders.supervisor_log, worker_log(self._folders), server_log(self._folders)):
                 bound_file(path, LOG_MOST_BYTES, LOG_KEPT_BYTES)
-        settled = time.monotonic() - self._server_since > CHECK_MOST_S
-        if settled and not os.path.exists(server_endpoint(self._folders).path):
+        # In this order: a server that is started anew has no socket yet, and is not settled by then.
+        lost = not os.path.exists(server_endpoint(self._folders).path)
+        if lost and time.monotonic() - self._server_since > CHECK_MOST_S:
             terminate_server(self._folders)
 
     def _stop_all(self) -> None:
@@ -347,6 +350,8 @@ def stop_worker(
             log.warning("worker %d does not end: killing it", pid)
             _signal(pid, signal.SIGKILL)
             gone_within(STOP_MARGIN_S)
+    if child is None:  # its lock comes free a moment before its process has ended
+        wait_for_end(pid, EXIT_S)
     return pid
 
 

@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpulayer_broker.alive import holder_goes_on
 from gpulayer_broker.connection import Endpoint, Link, NoAnswer
 from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable
 from gpulayer_broker.folders import Folders
@@ -30,7 +31,6 @@ from gpulayer_broker.locks import FileLock, holder_pid, is_held, try_lock, wait_
 from gpulayer_broker.room import check_room
 from gpulayer_broker.server_binary import HOW_TO_GET_ONE, binaries
 from gpulayer_broker.server_check import server_facts
-from gpulayer_broker.stopped import holder_goes_on
 
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 30.0
@@ -97,8 +97,9 @@ def start_server(
     while not server_answers(folders):
         if process.poll() is not None:
             check_room(folders)
-            if process.returncode < 0:
-                raise QueueUnreachable(f"the private queue server was killed by signal {-process.returncode}")
+            if process.returncode <= 0:
+                how = f"killed by signal {-process.returncode}" if process.returncode else "stopped"
+                raise QueueUnreachable(f"the private queue server was {how} while it started")
             raise ConfigError(_why_it_ended(folders, log_start))
         if time.monotonic() >= end:
             raise QueueUnreachable(f"the private queue server is still loading its data: see {log_path}")

@@ -16,9 +16,9 @@ import pytest
 import gpulayer as gl
 from gpulayer import private
 from gpulayer.cli import run
+from gpulayer_broker.alive import is_stopped
 from gpulayer_broker.folders import locate_folders
 from gpulayer_broker.settings import load_settings
-from gpulayer_broker.stopped import is_stopped
 from tests.reliability.nemesis import is_gone
 from tests.reliability.set_up import (
     ALL_S,
@@ -91,6 +91,49 @@ def test_a_map_is_right_and_all_parts_run_again_whatever_is_killed(
 
     assert run(["down"]) == 0
     wait_until(lambda: not processes_of_set_up(state), PATIENCE_S, "no process of the set-up is left")
+
+
+# A command of a job: its parent is the fork server, whose parent is the worker.
+WORKER = "$(ps -o ppid= -p $(ps -o ppid= -p $$))"
+
+
+def test_a_job_that_kills_its_worker_each_time_is_given_up_and_the_next_one_runs(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["submit", "--", "sh", "-c", f"kill -9 {WORKER}; sleep 300"]) == 75
+    assert "was given up: 3 workers were lost while they ran this job" in capsys.readouterr().err
+    assert run(["submit", "--", "true"]) == 0
+    assert all(roles().values())
+    assert run(["down"]) == 0
+    assert not processes_of_set_up(state)
+
+
+def test_a_job_that_kills_its_worker_once_runs_again(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = f"[ $GPULAYER_ATTEMPT -gt 1 ] || kill -9 {WORKER}; sleep 1; echo attempt $GPULAYER_ATTEMPT"
+
+    assert run(["submit", "--", "sh", "-c", script]) == 0
+
+    assert capfd.readouterr().out == "attempt 2\n"
+
+
+@pytest.mark.parametrize("parts", [["server"], ["supervisor"], ["supervisor", "server"]])
+@pytest.mark.parametrize("number", ["KILL", "STOP"])
+def test_a_job_that_strikes_what_it_does_not_run_on_goes_on(
+    parts: list[str], number: str, state: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["submit", "--", "true"]) == 0
+    pids = " ".join(str(service(part)) for part in parts)
+
+    assert (
+        run(["submit", "--", "sh", "-c", f"kill -{number} {pids}; sleep 1; echo attempt $GPULAYER_ATTEMPT"])
+        == 0
+    )
+
+    assert capfd.readouterr().out == "attempt 1\n"
+    assert run(["submit", "--", "true"]) == 0
+    assert all(roles().values())
+    assert run(["down"]) == 0
+    assert not processes_of_set_up(state)
 
 
 def was_told_to_go_on(pid: int) -> bool:

@@ -16,12 +16,12 @@ import pytest
 
 from gpulayer import private
 from gpulayer_broker import library
+from gpulayer_broker.alive import is_stopped
 from gpulayer_broker.connection import Link, connect
 from gpulayer_broker.errors import ConfigError
 from gpulayer_broker.folders import Folders, locate_folders
 from gpulayer_broker.locks import holder_pid, is_held
 from gpulayer_broker.settings import Settings
-from gpulayer_broker.stopped import is_stopped
 from tests.support import PATIENCE_S, wait_until
 
 SETTINGS = Settings(term_grace_s=1)
@@ -171,6 +171,19 @@ def test_a_killed_server_comes_back_with_its_data(folders: Folders, worker: list
     assert pid_of("server") != before
 
 
+def test_a_server_that_starts_anew_is_not_taken_for_one_without_a_socket(
+    folders: Folders, worker: list[str]
+) -> None:
+    with start(worker, idle_stop_s=0.2) as link:  # the supervisor looks often
+        pid_of("worker")
+        wait_until(lambda: private.status()["server"]["uptime_s"] > 6, PATIENCE_S, "the server has settled")
+        kill(pid_of("server"))
+
+        assert link.call_idempotent("PING", deadline_s=PATIENCE_S) == b"PONG"
+    assert folders.supervisor_log.read_text().count("the queue server ended") == 1
+    assert "shutdown" not in (folders.queue / "server.log").read_text()
+
+
 def test_a_killed_worker_comes_back(folders: Folders, worker: list[str]) -> None:
     start(worker).close()
     before = pid_of("worker")
@@ -270,6 +283,16 @@ def test_down_stops_what_a_killed_supervisor_left(folders: Folders, worker: list
     private.down()
 
     assert not any(is_running(pid) for pid in pids.values())
+
+
+def test_a_second_supervisor_leaves_all_to_the_first(folders: Folders, worker: list[str]) -> None:
+    start(worker).close()
+    before = {part: pid_of(part) for part in ("server", "worker", "supervisor")}
+    command = [sys.executable, "-P", "-m", "gpulayer.private", "--", *worker]
+
+    assert subprocess.run(command, timeout=PATIENCE_S, check=False).returncode == 0
+
+    assert {part: pid_of(part) for part in before} == before
 
 
 def test_a_third_term_kills_a_worker_that_does_not_end(folders: Folders, tmp_path: Path) -> None:
