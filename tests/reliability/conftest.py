@@ -9,6 +9,7 @@ import pytest
 
 from tests import checker
 from tests.leaks import leaks
+from tests.moves import strange_moves
 from tests.reliability.proxy import Proxy
 from tests.servers import QueueServer
 from tests.snapshot import read
@@ -25,13 +26,14 @@ def server(queue_server: Callable[..., QueueServer]) -> QueueServer:
 
 @pytest.fixture
 def desk(server: QueueServer, tmp_path: Path) -> Iterator[Desk]:
-    """A namespace of this test's; afterwards the queue holds no contradiction and no key too many."""
+    """A namespace of this test's; afterwards the queue holds no contradiction, no key too many, no odd move."""
     desk = Desk(server.endpoint, tmp_path.name.replace("_", "-")[:30].strip("-").lower())
     yield desk
     broken = checker.violations(read(desk.link, desk.queue.keys.root))
     left = leaks(desk.link, desk.queue.keys.root)
+    strange = strange_moves(desk.link, desk.queue.keys.root)
     desk.close()
-    assert broken + left == []
+    assert broken + left + strange == []
 
 
 @pytest.fixture
