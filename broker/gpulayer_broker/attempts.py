@@ -79,8 +79,9 @@ class Attempts:
 
     def slots(self, leaving: Collection[Attempt] = ()) -> int:
         """How many slots are taken, but for those that these attempts leave."""
+        gone = {id(attempt) for attempt in leaving}
         with self._lock:
-            return len({a.slot for a in self._held.values() if not any(a is other for other in leaving)})
+            return len({a.slot for a in self._held.values() if id(a) not in gone})
 
     def add(self, attempt: Attempt) -> None:
         with self._lock:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from gpulayer_broker import functions
 from gpulayer_broker.attempts import STALE, Attempt, Attempts, lease_clock_s
+from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.functions import AnyEnding, Claimed, Committed, DeviceLot, Offer
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
@@ -24,6 +26,8 @@ log = logging.getLogger("gpulayer")
 
 
 NUMBER_LENGTH = 12
+# How many reports go in one send: the server answers nobody else meanwhile.
+MOST_TOGETHER = 32
 
 
 def _number(n: int) -> str:
@@ -39,6 +43,21 @@ class Question:
     sent_s: float
     lots: tuple[DeviceLot, ...] = ()
     again: bool = False
+
+
+@dataclass(eq=False)
+class Report:
+    """The end of attempts on its way to the queue, and what the queue said."""
+
+    ended: Sequence[Attempt]
+    ending: AnyEnding
+    answer: Committed | GpulayerError | None = None
+
+    def verdict(self) -> Committed:
+        assert self.answer is not None
+        if isinstance(self.answer, GpulayerError):
+            raise copy(self.answer)  # several threads may raise the same
+        return self.answer
 
 
 class Claims:
@@ -72,6 +91,7 @@ class Claims:
         self._open = False
         self._unanswered: Question | None = None
         self._asked, self.known = 0, _number(0)
+        self._reports: list[Report] = []
 
     def open(self, capacity: int) -> None:
         """From now on up to `capacity` jobs are held at once."""
@@ -118,21 +138,67 @@ class Claims:
         claim_next: bool = True,
     ) -> Committed:
         """Ends the attempts, several only where they are calls of one ride, and claims for the place that they leave,
-        in one call."""
+        in one call.
+
+        Reports that come while a call is under way go together in the next, each with its own verdict, and one claim
+        for all their places. Alone goes what brings other jobs with it, whose needs may have to be made known first.
+        """
+        needs = tuple(needs)
+        if needs or not claim_next:
+            with self.lock:
+                return self._commit_alone(ended, ending, needs, claim_next)
+        report = Report(ended, ending)
+        self._reports.append(report)
         with self.lock:
-            question = self._question() if self._open and claim_next and self.has_room() else None
-            most = self.capacity - self.attempts.slots(ended)
-            offer = self._offer(question, most) if question else None
-            committed = self.queue.commit(ending, offer, needs)
-            stale = self._forget(ended, committed)
-            if question:
-                stranger = self._is_stranger(committed.claimed)
-                self._take(committed.claimed, question)
-                if stranger or question.again:
-                    self.claim()
-            elif stale:
-                self.claim()  # as in release
-            return committed
+            while report.answer is None:  # whoever had the lock before may have sent it
+                self._send_reports()
+        return report.verdict()
+
+    def _commit_alone(
+        self,
+        ended: Sequence[Attempt],
+        ending: AnyEnding,
+        needs: tuple[Requirements, ...],
+        claim_next: bool,
+    ) -> Committed:
+        question = self._next_question() if claim_next else None
+        committed = self.queue.commit(ending, self._next_offer(question, ended), needs)
+        stale = self._forget(ended, committed)
+        if question:
+            self._go_on(committed, question)
+        elif stale:
+            self.claim()  # as in release
+        return committed
+
+    def _send_reports(self) -> None:
+        """Sends those that have gathered. A thread that is broken off here leaves all of them to the next one."""
+        reports = self._reports[:MOST_TOGETHER]
+        question = self._next_question()
+        offer = self._next_offer(question, [attempt for report in reports for attempt in report.ended])
+        calls = [functions.commit(r.ending, claim_follows=offer is not None) for r in reports[:-1]]
+        calls.append(functions.commit(reports[-1].ending, offer))
+        try:
+            told = self.queue.run_together(calls)
+            answers: Sequence[Committed | GpulayerError] = told
+        except GpulayerError as error:
+            answers, question = [error] * len(reports), None
+        for report, answer in zip(reports, answers, strict=True):
+            if isinstance(answer, Committed):
+                self._forget(report.ended, answer)
+            report.answer = answer
+        del self._reports[: len(reports)]
+        if question:
+            self._go_on(answers[-1], question)
+
+    def _go_on(self, answer: Committed | GpulayerError, question: Question) -> None:
+        """Takes what came with a report's answer; asks anew where that was refused, or answered an older claim."""
+        if isinstance(answer, GpulayerError):
+            self.claim()
+            return
+        stranger = self._is_stranger(answer.claimed)
+        self._take(answer.claimed, question)
+        if stranger or question.again:
+            self.claim()
 
     def _forget(self, ended: Sequence[Attempt], committed: Committed) -> bool:
         """What was told is held no longer; whether a report was refused."""
@@ -153,6 +219,15 @@ class Claims:
             if answer == STALE:
                 self.claim()  # the bell for its place may have rung while it still seemed taken
             return answer
+
+    def _next_question(self) -> Question | None:
+        """What is asked in the place of what ends; nothing where no more is taken."""
+        return self._question() if self._open and self.has_room() else None
+
+    def _next_offer(self, question: Question | None, leaving: Collection[Attempt]) -> Offer | None:
+        if question is None:
+            return None
+        return self._offer(question, max(0, self.capacity - self.attempts.slots(leaving)))
 
     def _question(self) -> Question:
         """A new claim, or the one whose answer never came: what it granted is held for this worker.

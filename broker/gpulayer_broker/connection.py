@@ -88,12 +88,19 @@ class Link:
         What passes (a lost connection, a loading server, a failover) is waited out; any other error is
         raised at once.
         """
+        reply = self.pipeline_idempotent([args], deadline_s=deadline_s)[0]
+        if isinstance(reply, GpulayerError):
+            raise reply
+        return reply
+
+    def pipeline_idempotent(self, commands: Sequence[tuple[Arg, ...]], *, deadline_s: float) -> list[Any]:
+        """As `pipeline`, for commands that may all be sent again: what passes is waited out for each of them."""
         end = time.monotonic() + deadline_s
         pause_s = RECONNECT_FIRST_S
         while True:
             left_s = end - time.monotonic()
             try:
-                return self.call(*args, timeout_s=max(0.001, min(self.socket_timeout_s, left_s)))
+                return _answered(self.pipeline(commands, max(0.001, min(self.socket_timeout_s, left_s))))
             except NoAnswer:
                 left_s = end - time.monotonic()
                 if self._closed or left_s <= 0:
@@ -176,6 +183,14 @@ class Link:
 
     def _unreachable(self, why: str) -> NoAnswer:
         return NoAnswer(f"queue at {self.endpoint}: {why}", sent=False)
+
+
+def _answered(replies: list[Any]) -> list[Any]:
+    """The replies, unless one of them says that the server could not answer just now."""
+    for reply in replies:
+        if isinstance(reply, NoAnswer):
+            raise reply
+    return replies
 
 
 def _driver() -> Any:

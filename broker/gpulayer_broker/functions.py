@@ -376,11 +376,14 @@ def checkpoint(job_id: str, token: str, digest: str) -> Call[str]:
     return Call("checkpoint", (job_id, token, digest), _first)
 
 
-def commit(ending: AnyEnding, next_claim: Offer | None = None) -> Call[Committed]:
+def commit(
+    ending: AnyEnding, next_claim: Offer | None = None, *, claim_follows: bool = False
+) -> Call[Committed]:
+    """`next_claim` claims for the freed place in the same call; where a claim follows at once, no bell is rung."""
     if isinstance(ending, ItemsEnding):
-        return commit_items(ending, next_claim)
+        return commit_items(ending, next_claim, claim_follows=claim_follows)
     if isinstance(ending, CallsEnding):
-        return commit_calls(ending, next_claim)
+        return commit_calls(ending, next_claim, claim_follows=claim_follows)
     e = ending
     args: list[Arg] = [e.id, e.token, e.verdict, e.reason, e.delay_ms, len(e.fields)]
     for name, value in e.fields.items():
@@ -388,26 +391,33 @@ def commit(ending: AnyEnding, next_claim: Offer | None = None) -> Call[Committed
     args.append(len(e.outbox))
     for job in e.outbox:
         args += job.block()
-    args += (1, *next_claim.args()) if next_claim else (0,)
-    return Call("commit", tuple(args), _committed)
+    return Call("commit", (*args, *_claiming(next_claim, claim_follows)), _committed)
 
 
-def commit_items(ending: ItemsEnding, next_claim: Offer | None = None) -> Call[Committed]:
+def commit_items(
+    ending: ItemsEnding, next_claim: Offer | None = None, *, claim_follows: bool = False
+) -> Call[Committed]:
     e = ending
-    args: list[Arg] = [e.id, e.token, e.upto, e.failed, e.took_us, e.page]
-    args += (1, *next_claim.args()) if next_claim else (0,)
-    return Call("commit_items", tuple(args), _committed)
+    args: tuple[Arg, ...] = (e.id, e.token, e.upto, e.failed, e.took_us, e.page)
+    return Call("commit_items", (*args, *_claiming(next_claim, claim_follows)), _committed)
 
 
-def commit_calls(ending: CallsEnding, next_claim: Offer | None = None) -> Call[Committed]:
+def commit_calls(
+    ending: CallsEnding, next_claim: Offer | None = None, *, claim_follows: bool = False
+) -> Call[Committed]:
     args: list[Arg] = [len(ending.calls)]
     for call in ending.calls:
         e, took_us = call.ending, "" if call.took_us is None else call.took_us
         args += (e.id, e.token, e.verdict, e.reason, took_us, len(e.fields))
         for name, value in e.fields.items():
             args += (name, value)
-    args += (1, *next_claim.args()) if next_claim else (0,)
-    return Call("commit_calls", tuple(args), _committed_calls)
+    return Call("commit_calls", (*args, *_claiming(next_claim, claim_follows)), _committed_calls)
+
+
+def _claiming(next_claim: Offer | None, claim_follows: bool) -> tuple[Arg, ...]:
+    if next_claim:
+        return (1, *next_claim.args())
+    return (2,) if claim_follows else (0,)
 
 
 def release(job_id: str, token: str, how: str) -> Call[str]:

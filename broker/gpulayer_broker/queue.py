@@ -8,7 +8,7 @@ labels cannot be judged in Lua.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from gpulayer_broker import capabilities, functions, library, requirements
 from gpulayer_broker.connection import Link, ReplyError
@@ -96,13 +96,18 @@ class Queue:
             raise error
         library.reload(self.link)
 
+    def run_together(self, calls: Sequence[Call[T]]) -> list[T | GpulayerError]:
+        """As `run` for many calls in one send, in order; a refused one stands in the list as its error."""
+        commands = [call.command(self.keys.root) for call in calls]
+        replies = self.link.pipeline_idempotent(commands, deadline_s=self.deadline_s)
+        if missing := next(filter(library.is_missing, replies), None):
+            self.load_again(missing)
+            replies = self.link.pipeline_idempotent(commands, deadline_s=self.deadline_s)
+        return _parsed(calls, replies)
+
     def run_many(self, calls: Sequence[Call[T]]) -> list[T | GpulayerError]:
         """Many calls in one send, in order; a refused one stands in the list as its error."""
-        replies = self.link.pipeline([call.command(self.keys.root) for call in calls])
-        return [
-            reply if isinstance(reply, GpulayerError) else call.parse(reply)
-            for call, reply in zip(calls, replies, strict=True)
-        ]
+        return _parsed(calls, self.link.pipeline([call.command(self.keys.root) for call in calls]))
 
     # Entering the queue ---------------------------------------------------------------------------------------------
 
@@ -266,6 +271,13 @@ class Queue:
     def open_jobs(self, logical_queue: str) -> int:
         """Jobs of a logical queue that are not final: waiting, delayed and in flight."""
         return whole(self.link.call("HGET", self.keys.named("open"), logical_queue)) or 0
+
+
+def _parsed(calls: Sequence[Call[T]], replies: Sequence[Any]) -> list[T | GpulayerError]:
+    return [
+        reply if isinstance(reply, GpulayerError) else call.parse(reply)
+        for call, reply in zip(calls, replies, strict=True)
+    ]
 
 
 def granted(answers: list[T | GpulayerError]) -> list[T]:

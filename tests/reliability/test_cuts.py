@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,6 +19,7 @@ from tests.queueing import claims_of, signature
 from tests.reliability.proxy import REPLY, REQUEST, Proxy
 from tests.servers import QueueServer
 from tests.snapshot import read
+from tests.support import PATIENCE_S, wait_until
 
 SIG = signature()
 SPEC = b"s" * 120
@@ -145,6 +147,40 @@ def test_a_commit_cut_anywhere_ends_its_job_once_and_brings_the_next(scene: Scen
         assert commit() in ("ok", "already"), where
         ended += 1
         assert scene.states() == {"queued": 0, "running": 1, "succeeded": ended, "failed": 0}, where
+        assert scene.holds_what_the_queue_says(), where
+    scene.check()
+
+
+def test_reports_that_go_together_and_are_cut_anywhere_end_each_job_once_and_fill_both_places(
+    scene: Scene,
+) -> None:
+    scene.claims.open(2)
+    scene.submit(scene.direct)
+    scene.submit(scene.direct)
+    scene.claims.claim()
+
+    def commit(attempt: Attempt) -> str:
+        ending = Ending(
+            attempt.id, attempt.token, "succeeded", fields={"result": b"r", "result_kind": "json"}
+        )
+        return scene.claims.commit((attempt,), ending).verdict
+
+    def commit_both() -> set[str]:
+        scene.submit(scene.direct)
+        scene.submit(scene.direct)
+        with ThreadPoolExecutor(2) as threads:
+            with scene.claims.lock:
+                told = [threads.submit(commit, attempt) for attempt in scene.attempts.all()]
+                wait_until(lambda: len(scene.claims._reports) == 2, PATIENCE_S, "both reports wait")
+            return {report.result(PATIENCE_S) for report in told}
+
+    before = dict(scene.proxy.passed)
+    assert commit_both() == {"ok"}
+    size, ended = sized(scene.proxy, before), 2
+    for where in sweep(scene.proxy, size):
+        assert commit_both() <= {"ok", "already"}, where
+        ended += 2
+        assert scene.states() == {"queued": 0, "running": 2, "succeeded": ended, "failed": 0}, where
         assert scene.holds_what_the_queue_says(), where
     scene.check()
 

@@ -3,7 +3,7 @@
 --   enqueued, freed devices, waiters and the stream entry change together or not at all. A repeated commit answers `already`.
 -- Keys: root. Arguments: id, token, verdict (succeeded, failed, timed_out, cancelled, retry), end reason, delay_ms,
 --   n fields (name, value, … as 2n values; `barrier` is `<id> <k>`: the last k blocks are its callbacks), m submit blocks,
---   offer (0 or 1) and the offer.
+--   offer (0, 1, or 2 where the caller claims right after this call) and, with 1, the offer.
 -- Returns: {verdict, grants} with verdict ok, already, stale or cancelled; or {'introduce', signature}: nothing was changed.
 local function blocks_of(P, A, i)
   local blocks = {}
@@ -37,7 +37,7 @@ register('commit', {'allow-oom'}, function(K, A)
     end
   end
   if A[after] ~= '1' then
-    if ended then H.poke(P, j.worker, now) end
+    if ended and A[after] ~= '2' then H.poke(P, j.worker, now) end
     return {verdict, {}}
   end
   local grants = H.claim(P, H.offer(A, after + 1), now)

@@ -2,7 +2,7 @@
 -- Guarantee: as of commit, for each of them: only the holder of its current token, once. What the lane takes is noted with it.
 -- Keys: root. Arguments: how many, then of each id, token, verdict (succeeded, failed, timed_out, cancelled), end reason, the
 --   microseconds that it took (-1: it wrote something, its lane is for single calls; '' says nothing of the lane), n fields (name,
---   value, … as 2n values), then offer (0 or 1) and the offer.
+--   value, … as 2n values), then offer (0, 1 or 2, as in commit) and the offer.
 -- Returns: {{verdict, …}, grants} with verdicts ok, already, stale or cancelled.
 register('commit_calls', {'allow-oom'}, function(K, A)
   local P, now, calls, i = K[1], H.now(), {}, 2
@@ -25,7 +25,7 @@ register('commit_calls', {'allow-oom'}, function(K, A)
   end
   if worker then redis.call('DEL', P .. 'deaths:' .. worker) end
   if A[i] ~= '1' then
-    if freed then H.poke(P, worker, now) end
+    if freed and A[i] ~= '2' then H.poke(P, worker, now) end
     return {verdicts, {}}
   end
   local grants = H.claim(P, H.offer(A, i + 1), now)

@@ -2,7 +2,7 @@
 -- Guarantee: only the holder of the chunk's current token commits, once; the outcomes, the items that go back, the array's own
 --   end, the waiters and the freed devices change together. Items that had not begun go back uncounted.
 -- Keys: root. Arguments: chunk id, token, upto (items [from, upto) have outcomes), how many of them failed, microseconds
---   that they took, their outcomes (packed, opaque), offer (0 or 1) and the offer.
+--   that they took, their outcomes (packed, opaque), offer (0, 1 or 2, as in commit) and the offer.
 -- Returns: {verdict, grants} with verdict ok, already or stale.
 register('commit_items', {'allow-oom'}, function(K, A)
   local P, now = K[1], H.now()
@@ -18,7 +18,7 @@ register('commit_items', {'allow-oom'}, function(K, A)
     verdict = 'already'
   end
   if A[7] ~= '1' then
-    if verdict == 'ok' then H.poke(P, j.worker, now) end
+    if verdict == 'ok' and A[7] ~= '2' then H.poke(P, j.worker, now) end
     return {verdict, {}}
   end
   local grants = H.claim(P, H.offer(A, 8), now)
