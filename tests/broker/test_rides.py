@@ -73,6 +73,28 @@ def test_the_first_calls_of_a_lane_are_granted_one_by_one(hand: Hand, worker: Ma
     assert (grant.id, grant.ride) == (jobs[0], "")
 
 
+def test_a_quick_call_with_nobody_behind_it_is_a_ride_of_one(hand: Hand, worker: Machine) -> None:
+    teach(hand, worker)
+    (job,) = submitted(hand, 1)
+
+    (grant,) = hand.claim(worker, 1)
+
+    assert grant.ride == f"{job}/{grant.token}"
+    assert sound(hand)
+    end(hand, (grant,))
+    assert sound(hand)
+
+
+@pytest.mark.parametrize("us", [SLOW_US, -1])
+def test_a_slow_or_a_loud_call_rides_with_none(hand: Hand, worker: Machine, us: int) -> None:
+    teach(hand, worker, us)
+    submitted(hand, 1)
+
+    (grant,) = hand.claim(worker, 1)
+
+    assert grant.ride == ""
+
+
 @pytest.mark.parametrize(("us", "most"), [(QUICK_US, 32), (5_000, 4), (SLOW_US, 1), (-1, 1)])
 def test_a_ride_is_worth_about_twenty_milliseconds(hand: Hand, worker: Machine, us: int, most: int) -> None:
     teach(hand, worker, us)

@@ -7,10 +7,12 @@ that takes its time keeps nobody: those behind it that have not begun go back to
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
@@ -34,8 +36,10 @@ from gpulayer_worker.outcomes import (
     timed_out,
 )
 from gpulayer_worker.outputs import gather
+from gpulayer_worker.processes.fork_server import ForkServerGone
 from gpulayer_worker.processes.job import Usage
-from gpulayer_worker.processes.warm import Answer, Batch, BatchEnd, Tokens, WarmProcess
+from gpulayer_worker.processes.warm import Answer, Batch, BatchEnd, Tokens, WarmKey, WarmProcess
+from gpulayer_worker.runner.warm_wire import Recent
 from gpulayer_worker.running import Run, Workshop
 from gpulayer_worker.scratch import FOLDERS, Scratch, folder_in
 from gpulayer_worker.usage import usage_record
@@ -43,6 +47,8 @@ from gpulayer_worker.warm_runs import TRIES, ChunkRun, WarmRun
 
 STREAMS = ("out", "err")
 TELL_EVERY_S = 0.002
+_numbers = itertools.count(1)
+_keys: Recent[WarmKey] = Recent()
 READ_BYTES = 1 << 18
 
 
@@ -70,7 +76,7 @@ def run_of(shop: Workshop, attempt: Attempt, spec: Spec, teller: Teller) -> Run:
     # What other jobs returned is given to a process of the call's own.
     if spec.isolation != "warm" or spec.call is None or spec.call.given or not shop.warm.available:
         return Run(shop, attempt, spec)
-    if attempt.riders:
+    if attempt.grant.ride:
         return RideRun(shop, attempt, spec, teller)
     return SingleRun(shop, attempt, spec) if attempt.grant.lane else WarmRun(shop, attempt, spec)
 
@@ -133,9 +139,19 @@ class RideRun(WarmRun):
 
     def _leg(self, calls: list[Call], needs: Requirements) -> list[Call]:
         """Runs the calls as one batch; those that have not begun."""
-        leader = calls[0].attempt
         try:
-            scratch = self.shop.scratch.make(leader.id, leader.grant.attempt)
+            process = self.shop.warm.acquire(self._lane_key(needs))
+            try:
+                seat = self._seat(process, needs)
+                with _Leg(self, calls, seat) as leg:
+                    left = leg.run(process, needs)
+                if leg.is_spoilt:
+                    process.keep(None)
+                return left
+            finally:
+                self.shop.warm.release(process)
+        except ForkServerGone:
+            return calls
         except OSError as error:
             if self.shop.hardware.has_room():
                 for call in calls:
@@ -143,11 +159,25 @@ class RideRun(WarmRun):
             else:
                 self.teller.release([call.attempt for call in calls], "returned")
             return []
-        try:
-            with _Leg(self, calls, scratch) as leg:
-                return leg.run(needs)
-        finally:
-            self.shop.cleaner.do(lambda: self.shop.scratch.give_back(scratch))
+
+    def _lane_key(self, needs: Requirements) -> WarmKey:
+        """What a process must be to serve the lane: it does not depend on the folder that a ride is given."""
+        grant = self.attempt.grant
+        found = _keys.find(f"{grant.owner} {grant.lane}")
+        if found is None:
+            found = self._key(self._environment(Scratch(self.shop.scratch.base / "ride"), needs), needs)
+            _keys.keep(f"{grant.owner} {grant.lane}", found)
+        return found
+
+    def _seat(self, process: WarmProcess, needs: Requirements) -> Seat:
+        """The process' own, made anew where it has none."""
+        seat, lane = process.kept, self.attempt.grant.lane
+        if not isinstance(seat, Seat):
+            seat = Seat(self.shop)
+            process.keep(seat)
+        if seat.lane != lane:
+            seat.lane, seat.env = lane, self._environment(seat.scratch, needs)
+        return seat
 
     def _ends_unbegun(self, call: Call) -> bool:
         """Whether a call that has not begun is not to begin any more."""
@@ -177,15 +207,32 @@ class RideRun(WarmRun):
         self.told_s = time.monotonic()
 
 
-class _Leg:
-    """One batch of a ride, on one process and in one folder."""
+class Seat:
+    """What a process has from one ride to the next: a folder in which nobody has left anything, and two empty files
+    for output. `env` is the environment of the lane that it served last."""
 
-    def __init__(self, run: RideRun, calls: list[Call], scratch: Scratch) -> None:
-        self.run_, self.shop, self.calls, self.scratch = run, run.shop, calls, scratch
-        self.answered, self.read = 0, [0, 0]
-        self.tokens = Tokens(len(calls))
+    def __init__(self, shop: Workshop) -> None:
+        self.shop, self.lane, self.env = shop, "", dict[str, str]()
+        self.scratch = shop.scratch.make("ride", next(_numbers))
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self.files = [os.open(scratch.file(f"log.{stream}"), flags, 0o600) for stream in STREAMS]
+        self.files = [os.open(self.scratch.file(f"log.{stream}"), flags, 0o600) for stream in STREAMS]
+
+    def close(self) -> None:
+        """Nothing runs in it any more."""
+        for file in self.files:
+            os.close(file)
+        self.shop.cleaner.do(partial(self.shop.scratch.give_back, self.scratch))
+
+
+class _Leg:
+    """One batch of a ride, on one process and in one folder, which is spoilt when something is left in it."""
+
+    def __init__(self, run: RideRun, calls: list[Call], seat: Seat) -> None:
+        self.run_, self.shop, self.calls, self.seat = run, run.shop, calls, seat
+        self.scratch, self.files = seat.scratch, seat.files
+        self.answered, self.read = 0, [0, 0]
+        self.is_spoilt = False
+        self.tokens = Tokens(len(calls))
 
     def __enter__(self) -> _Leg:
         return self
@@ -196,14 +243,11 @@ class _Leg:
             if call.log is not None:
                 self.shop.logs.forget(call.log)
         self.tokens.close()
-        for file in self.files:
-            os.close(file)
 
-    def run(self, needs: Requirements) -> list[Call]:
+    def run(self, process: WarmProcess, needs: Requirements) -> list[Call]:
         run = self.run_
-        env = run._environment(self.scratch, needs)
         batch = replace(
-            run._batch(self.scratch, env, self.files, [call.data for call in self.calls]),
+            run._batch(self.scratch, self.seat.env, self.files, [call.data for call in self.calls]),
             each=[_identity(call.attempt) for call in self.calls],
             folders={
                 folder_in(self.scratch, name): sorted(inside) for name, inside in FOLDERS.items() if name
@@ -212,11 +256,7 @@ class _Leg:
             on_pause=self._pause,
             on_progress=self._progress,
         )
-        process = self.shop.warm.acquire(run._key(env, needs))
-        try:
-            end = process.run(batch, self._answer, lambda: self._listen(process, batch))
-        finally:
-            self.shop.warm.release(process)
+        end = process.run(batch, self._answer, lambda: self._listen(process, batch))
         return self._after(end, needs)
 
     def _listen(self, process: WarmProcess, batch: Batch) -> None:
@@ -251,6 +291,7 @@ class _Leg:
         fields: dict[str, Arg] = {"usage": dumps(usage_record(answer.wall_s, Usage(user_s=answer.cpu_s)))}
         is_quiet = self._log(call, answer.written) and not answer.report.header.get("marked")
         if not is_quiet:
+            self.is_spoilt = True
             fields |= self._kept(call)
         took_us = int(answer.wall_s * 1e6) if is_quiet else -1
         run._told(call.attempt, replace(outcome, fields={**outcome.fields, **fields}), took_us)
@@ -311,6 +352,7 @@ class _Leg:
     def _after(self, end: BatchEnd, needs: Requirements) -> list[Call]:
         """Ends the call that took its process along; those that have not begun."""
         begun = self.tokens.recall()
+        self.is_spoilt = self.is_spoilt or not end.finished
         if not end.finished and self.answered < begun:
             self._lost(self.calls[self.answered], end, needs)
         return self.calls[begun:]

@@ -10,10 +10,11 @@ H.GRANTS = 128                                   -- that one claim answers with,
 local LANE_MS = 3600000
 local NOT_QUIET = '-'
 
--- how many calls are worth about 20 ms, at most an eighth of the line, so that others have their share of it
+-- how many calls are worth about 20 ms, at most an eighth of the line, so that others have their share of it; none where the lane
+-- is not known as quick and quiet
 local function size(P, lane, line)
   local mean_us = tonumber(redis.call('GET', P .. 'lane:' .. lane) or nil)
-  if not mean_us then return 1 end
+  if not mean_us or mean_us >= H.RIDE_US then return 0 end
   local most = math.min(H.RIDE_MOST, math.floor(redis.call('XLEN', line) / 8))
   return math.max(1, math.min(most, math.floor(H.RIDE_US / math.max(1, mean_us))))
 end
@@ -30,18 +31,20 @@ local function followers(P, line, lane, entry, most)
   return out
 end
 
--- grants, behind the first call of a candidate, those that ride with it; `assign` takes id, entry, facts and ride of each. Calls
--- with a device go alone
+-- grants, behind the first call of a candidate, those that ride with it; `assign` takes id, entry, facts and ride of each. A quick
+-- call with nobody behind it is a ride of one; calls with a device, and those of other lanes, are none
 function H.fill_ride(P, c, lane, entry, first, token, most, assign)
   if #c.lots > 0 then return end
   local line, ride = H.stream(P, c.sig, c.owner, c.prio), first .. '/' .. token
-  local count = math.min(most, size(P, lane, line) - 1)
-  if count < 1 then return end
-  local others = followers(P, line, lane, entry, count)
-  if #others == 0 then return end
-  redis.call('XREADGROUP', 'GROUP', 'g', 'held', 'COUNT', #others, 'STREAMS', line, '>')
-  for _, other in ipairs(others) do assign(other[1], other[2], other[3], ride) end
-  H.set_head(P, c.sig, c.owner, c.prio, nil, H.unread(line))
+  local count = size(P, lane, line)
+  if count == 0 then return end
+  count = math.min(most, count - 1)
+  local others = count > 0 and followers(P, line, lane, entry, count) or {}
+  if #others > 0 then
+    redis.call('XREADGROUP', 'GROUP', 'g', 'held', 'COUNT', #others, 'STREAMS', line, '>')
+    for _, other in ipairs(others) do assign(other[1], other[2], other[3], ride) end
+    H.set_head(P, c.sig, c.owner, c.prio, nil, H.unread(line))
+  end
   redis.call('HSET', P .. 'rides', ride, #others + 1)
   redis.call('HSET', H.job(P, first), 'ride', ride)
 end

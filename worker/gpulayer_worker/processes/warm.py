@@ -22,13 +22,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
+import orjson
+
+from gpulayer_worker.runner.proctree import lease_clock_s
 from gpulayer_worker.runner.warm_wire import (
     ABOUT_BATCH,
     Recent,
     Reply,
     ReplyDecoder,
     encode_request,
+    plain_json,
     send_request,
 )
 
@@ -47,6 +52,8 @@ NAP_S = 0.0005
 MANY_ITEMS = 8
 # How long a call of a ride takes before those behind it are better off elsewhere.
 PAUSE_S = 0.05
+# Of a lease: its holder is killed a little early rather than told of each.
+WORTH_TELLING = 0.8
 
 _numbers = itertools.count(1)
 
@@ -150,6 +157,12 @@ class BatchEnd:
     max_rss_bytes: int = 0
 
 
+class Kept(Protocol):
+    """What a process has from one batch to the next."""
+
+    def close(self) -> None: ...
+
+
 class WarmProcess:
     """One process. One batch at a time; `end` and `extend_lease` may be called from any thread."""
 
@@ -164,6 +177,8 @@ class WarmProcess:
         self._lock = threading.Lock()
         self._current: Batch | None = None
         self._decoder = ReplyDecoder()
+        self.kept: Kept | None = None
+        self._lease_until_s: float | None = None
         self._start(pool)
 
     @property
@@ -185,7 +200,7 @@ class WarmProcess:
         end = BatchEnd()
         with self._lock:
             self._current = batch
-        self._handle.extend_lease(batch.lease_until_s)
+        self._renew(batch.lease_until_s)
         try:
             if on_begin is not None:
                 on_begin()
@@ -219,7 +234,26 @@ class WarmProcess:
         """Moves the batch's lease."""
         with self._lock:
             if self._current is batch:
+                self._lease_until_s = until_s
                 self._handle.extend_lease(until_s)
+
+    def keep(self, thing: Kept | None) -> None:
+        """Something that is closed when another takes its place, or the process is gone."""
+        if self.kept is not None:
+            self.kept.close()
+        self.kept = thing
+
+    def _renew(self, until_s: float | None) -> None:
+        """A batch's lease, where that is worth telling: a little later than the one that is known is not."""
+        known_s, now_s = self._lease_until_s, lease_clock_s()
+        if (
+            until_s is None
+            or known_s is None
+            or known_s > until_s
+            or known_s - now_s < WORTH_TELLING * (until_s - now_s)
+        ):
+            self._lease_until_s = until_s
+            self._handle.extend_lease(until_s)
 
     def let_go(self) -> None:
         """The process ends by itself, as any Python does; by force if it does not. Returns when it is gone."""
@@ -228,6 +262,7 @@ class WarmProcess:
 
     def dispose(self) -> None:
         """Removes what a process that is gone had."""
+        self.keep(None)
         for close in (self._link.close, self._progress.close):
             close()
         os.close(self._replies)
@@ -296,7 +331,7 @@ class WarmProcess:
             head.update(each=[dict(own) for own in batch.each], folders=dict(batch.folders))
             descriptors.append(batch.tokens.reader)
         try:
-            send_request(self._link, encode_request(head, parts), descriptors)
+            send_request(self._link, encode_request(head, parts, _json), descriptors)
         except ConnectionError:
             return False
         if not known:
@@ -385,6 +420,14 @@ def ending_of(end: BatchEnd, answer: Answer) -> Ending:
     code = 0 if answer.report.ok else int(answer.report.header.get("exit_code", 1))
     usage = Usage(user_s=answer.cpu_s, max_rss_bytes=end.max_rss_bytes)
     return Ending(Exit(code, None, usage), answer.report)
+
+
+def _json(head: dict[str, Any]) -> bytes:
+    """Quick; any text that is no Unicode, as an environment may hold, the slow way."""
+    try:
+        return orjson.dumps(head)
+    except TypeError:
+        return plain_json(head)
 
 
 def _enlarge(pipe: int) -> None:

@@ -154,7 +154,9 @@ class _Ride:
 
     def __init__(self, head: dict[str, Any], own: dict[str, str]) -> None:
         self._env, self._cwd, self._each = dict(head["env"], **own), head["cwd"], head["each"]
-        self._folders = [(path, set(inside)) for path, inside in head["folders"].items()]
+        self._folders = [
+            (path, os.stat(path).st_mode, set(inside)) for path, inside in head["folders"].items()
+        ]
         self._worn: dict[Any, Any] = {}
 
     def dress(self, index: int) -> None:
@@ -170,10 +172,13 @@ class _Ride:
     def is_marked(self) -> bool:
         """Whether the last call left something that a call of its own would not have left to another."""
         try:
-            held = all(set(os.listdir(path)) == inside for path, inside in self._folders)
+            as_given = all(
+                os.stat(path).st_mode == mode and set(os.listdir(path)) == inside
+                for path, mode, inside in self._folders
+            )
         except OSError:
             return True
-        return not held or _left_threads() or _has_children()
+        return not as_given or _left_threads() or _has_children()
 
 
 def _raw_environment() -> Any:

@@ -13,7 +13,7 @@ import json
 import socket
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -61,9 +61,16 @@ class Reply(NamedTuple):
     written: tuple[int, int] = (0, 0)
 
 
-def encode_request(head: dict[str, Any], parts: Sequence[bytes]) -> bytes:
+def plain_json(head: dict[str, Any]) -> bytes:
+    """JSON of any text, Unicode or not."""
+    return json.dumps(head).encode("utf-8", "surrogatepass")
+
+
+def encode_request(
+    head: dict[str, Any], parts: Sequence[bytes], dumps: Callable[[dict[str, Any]], bytes] = plain_json
+) -> bytes:
     """The bytes of a request; `head` gets the sizes of its parts."""
-    text = json.dumps(dict(head, sizes=[len(part) for part in parts])).encode("utf-8", "surrogatepass")
+    text = dumps(dict(head, sizes=[len(part) for part in parts]))
     return b"".join([LENGTH.pack(len(text)), text, *parts])
 
 
