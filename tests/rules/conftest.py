@@ -21,9 +21,9 @@ def place(valkey: Endpoint, root: str) -> Place:
 
 
 @pytest.fixture
-def server(queue_server: Callable[..., QueueServer]) -> QueueServer:
-    """Append-only, so that it may be killed."""
-    return queue_server(append_only=True)
+def server(queue_server: Callable[..., QueueServer], request: pytest.FixtureRequest) -> QueueServer:
+    """Append-only, so that it may be killed; synced by the system, unless a test names another `appendfsync`."""
+    return queue_server("--appendfsync", getattr(request, "param", "no"), append_only=True)
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ def test_workers_killed_anywhere_lose_no_job(place: Place) -> None:
     assert not [name for name in seen.streams if name.startswith("queue:")]
 
 
+@pytest.mark.parametrize("server", ["no", "always"], indirect=True)
 def test_every_acknowledged_submit_is_there_after_the_server_was_killed(
     durable: Place, server: QueueServer
 ) -> None:
