@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from functools import partial
 
 import pytest
 
 from gpulayer_broker import functions as fn
+from gpulayer_broker.attempts import Attempt, Attempts
+from gpulayer_broker.connection import Link
 from gpulayer_broker.functions import Ending, Grant
+from gpulayer_broker.queue import Queue
+from tests.queueing import claims_of
 from tests.rules.crowd import CPU, Place, lose_all, processes, together
 
 pytestmark = pytest.mark.rule_02
@@ -61,4 +66,26 @@ def test_of_two_attempts_that_report_at_once_only_the_current_one_counts(place: 
 
             assert (answers["new"], hand.get(job, "result")) == ("ok", "new")
             assert answers["old"] == "stale"
+    place.check()
+
+
+def test_a_worker_whose_report_is_refused_says_so_in_its_log(
+    place: Place, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    delivered: list[Attempt] = []
+    with place.hand() as hand, Link(place.endpoint) as link:
+        hand.machine("w1", slots=1)
+        job = hand.submit(CPU)
+        claims = claims_of(Queue(link, namespace), Attempts(), delivered.append)
+        claims.open(1)
+        claims.claim()
+        lose_all(hand)
+        (grant,) = hand.claim(hand.machine("w2"), 1)
+
+        with caplog.at_level(logging.WARNING, "gpulayer"):
+            late = Ending(job, delivered[0].token, "succeeded")
+            assert claims.commit(delivered, late, claim_next=False).verdict == "stale"
+        assert f"job {job}: report of attempt" in caplog.text
+        assert "refused" in caplog.text
+        assert hand.commit(hand.machine("w2"), grant).verdict == "ok"
     place.check()
