@@ -11,13 +11,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from gpulayer_broker.endpoint import Endpoint
 from gpulayer_broker.errors import ConfigError, UnknownName
 from gpulayer_broker.settings import Settings, load_settings
-
-if TYPE_CHECKING:
-    from gpulayer_broker.endpoint import Endpoint
 
 LOCAL = "local"
 
@@ -46,8 +43,6 @@ class Target:
 
     def endpoint(self) -> Endpoint:
         """Where the queue answers now; starts or heals the private set-up."""
-        from gpulayer_broker.endpoint import Endpoint
-
         if self.url is not None:
             return Endpoint.parse(self.url)
         from gpulayer.private import ensure_private
@@ -62,6 +57,8 @@ def resolve_target(
     environ: Mapping[str, str] = os.environ,
 ) -> Target:
     """The target that flags, environment and files name."""
+    if redis is not None:
+        Endpoint.parse(redis)
     settings = load_settings({"redis_url": redis}, environ=environ)
     if redis:
         return Target("redis", settings, settings.redis_url)

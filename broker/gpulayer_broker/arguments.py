@@ -18,6 +18,7 @@ from gpulayer_broker.versions import canonical_framework, canonical_range, parse
 Pairs = Mapping[str, str | None] | Iterable[str]
 
 _MOST = 1_000_000
+NAME_CHARS = 200
 _FLAGS = {"frameworks": "framework", "labels": "label", "features": "feature"}
 _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,62})")
 # What Dramatiq accepts as a queue's name.
@@ -143,6 +144,15 @@ def one_of(words: Wording, argument: str, value: object, known: tuple[str, ...])
     if word not in known:
         raise words.error(argument, value, f"not known: {did_you_mean(word, known)}")
     return word
+
+
+def worker_name(words: Wording, value: object) -> str:
+    """What people call a worker: it stands in tables and in names of files."""
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value.strip()) <= NAME_CHARS:
+        raise words.error(
+            "name", value, f"a worker's name is one printable line of {NAME_CHARS} characters at most"
+        )
+    return value
 
 
 def queue_name(words: Wording, value: str) -> str:

@@ -17,8 +17,9 @@ from redis.exceptions import ConnectionError, RedisError, ResponseError, Timeout
 from redis.retry import Retry
 
 from gpulayer_broker.endpoint import Endpoint
+from gpulayer_broker.errors import ConfigError
 from gpulayer_broker.faults import error_of_reply
-from gpulayer_broker.replies import NoAnswer
+from gpulayer_broker.replies import NoAnswer, ReplyError
 
 PROTOCOL = 2
 LARGE_BYTES = 16384
@@ -113,11 +114,17 @@ class Wire:
 
 
 def dial(endpoint: Endpoint, timeout_s: float) -> Wire:
-    """An authenticated connection on the endpoint's database; NoAnswer or NotAllowed when there is none."""
+    """An authenticated connection on the endpoint's database; NoAnswer, NotAllowed or ConfigError if there is none."""
     try:
         return Wire(_connected(_connection_to(endpoint, timeout_s)), endpoint)
     except RedisError as error:
-        raise error_of_reply(error, endpoint) from None
+        fault = error_of_reply(error, endpoint)
+        if isinstance(fault, ReplyError):
+            # Such as a database that the server has not.
+            raise ConfigError(
+                f"the queue at {endpoint} takes no connection as it is asked for: {fault}"
+            ) from None
+        raise fault from None
 
 
 def client_of(endpoint: Endpoint, timeout_s: float) -> redis.Redis:

@@ -339,10 +339,10 @@ class WaitTimeout(GpulayerError, TimeoutError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one, or what is known."""
+    """The end of a sentence about an unknown name: the nearest known one, or what is known, in the order given."""
     from difflib import get_close_matches
 
-    names = sorted(known)
+    names = list(known)
     if near := get_close_matches(name.lower(), names, n=1, cutoff=0.6):
         return f"did you mean '{near[0]}'?"
     return f"known are {', '.join(names)}" if names else "none is known"

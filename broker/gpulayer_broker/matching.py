@@ -45,6 +45,8 @@ __all__ = [
 ]
 
 Fits = Literal["never", "busy", "yes"]
+# How the reasons begin of a worker that takes nothing new, or is not there; else it is busy.
+ENGAGED = ("busy", "draining", "offline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +166,22 @@ def summary(workers: Sequence[Sequence[Reason]]) -> str:
         return "no worker is known yet"
     if verdicts["yes"]:
         return f"{verdicts['yes']} of {_workers(len(workers))} can run this now"
-    if verdicts["busy"] == 1:
-        return "the only worker that fits is busy"
-    if verdicts["busy"]:
-        return f"all {verdicts['busy']} workers that fit are busy"
+    if fitting := [found for found in workers if verdict(found) == "busy"]:
+        how = {_engaged(found) for found in fitting}
+        words = " or ".join(word for word in ENGAGED if word in how)
+        count = len(fitting)
+        return (
+            f"the only worker that fits is {words}"
+            if count == 1
+            else f"all {count} workers that fit are {words}"
+        )
     return f"no known worker can ever run this ({_workers(len(workers))}: {_tally(workers)})"
+
+
+def _engaged(found: Iterable[Reason]) -> str:
+    """Why a worker that could run it does not now, in a word: who is away is not busy."""
+    texts = [reason.text for reason in found]
+    return next((word for word in reversed(ENGAGED) if any(t.startswith(word) for t in texts)), "busy")
 
 
 def _tally(workers: Sequence[Sequence[Reason]]) -> str:

@@ -182,7 +182,13 @@ def lane_of(spec: Spec) -> str:
 
     All but their arguments. A retry, an array's items and what other jobs return are for a message of their own.
     """
-    if spec.isolation != "warm" or spec.call is None or spec.call.given or spec.needs_preparation or spec.outputs:
+    if (
+        spec.isolation != "warm"
+        or spec.call is None
+        or spec.call.given
+        or spec.needs_preparation
+        or spec.outputs
+    ):
         return ""
     plain = _plain(spec)
     plain["call"]["arguments"] = None

@@ -163,7 +163,7 @@ def loaded(text: str) -> Callable[..., Any]:
     found: Any = _imported(module_name, text)
     for part in qualname.split("."):
         if not hasattr(found, part):
-            known = [name for name in vars(found) if not name.startswith("_")]
+            known = sorted(name for name in vars(found) if not name.startswith("_"))
             raise UsageError(f"{module_name} has no '{qualname}': {did_you_mean(part, known)}", value=text)
         found = getattr(found, part)
     if not callable(found):

@@ -87,10 +87,10 @@ def start_worker(
     Example: gpulayer worker start beta --redis redis://queue:6379/0 --slots 4
     """
     name = name or socket.gethostname()
+    command, environment = _command(redis, name, slots, gpus, gpu_share, python, label)
     folders = _folders()
     if _pid(folders, name) is not None:
         raise ConfigError(f"a worker named '{name}' already runs here: give this one another name")
-    command, environment = _command(redis, name, slots, gpus, gpu_share, python, label)
     log = folders.state / f"worker-{Path(name).name}.log"
     with open(log, "ab") as words:
         begin = words.tell()
@@ -195,15 +195,17 @@ def _command(
 ) -> tuple[list[str], dict[str, str]]:
     """The worker's own command line, and its environment, which has the address: `ps` shows it to nobody else."""
     from gpulayer.targets import resolve_target
+    from gpulayer_broker import arguments
 
     target = resolve_target(redis=redis)
     if target.url is None:
         raise UsageError(
             "a worker needs a queue: give --redis URL (the private set-up has a worker of its own)"
         )
-    for text in labels or ():
-        if "=" not in text:
-            raise UsageError(f"--label {text}: a label is written key=value", value=text)
+    words = arguments.Wording(True)
+    arguments.labels(words, labels)
+    if name is not None:
+        arguments.worker_name(words, name)
     given: dict[str, Any] = {
         "--namespace": target.settings.namespace,
         "--name": name,

@@ -106,8 +106,8 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     assert error.value == "pytorch-cud"
 
 
-def test_a_name_like_no_other_is_answered_with_all_of_them() -> None:
-    assert did_you_mean("zzz", ["b", "a"]) == "known are a, b"
+def test_a_name_like_no_other_is_answered_with_all_of_them_in_their_order() -> None:
+    assert did_you_mean("zzz", ["b", "a"]) == "known are b, a"
     assert did_you_mean("zzz", []) == "none is known"
 
 

@@ -253,6 +253,8 @@ def test_groups_that_are_given_hold_enough_gpus_of_one_kind(req: Requirements, c
 
 NO_JAX = [Reason("never", "framework 'jax' not installed")]
 NO_CUDA = [Reason("never", "accelerator 'cuda' not available (has cpu)")]
+OFFLINE = [Reason("busy", "offline for 40 s")]
+DRAINING = [Reason("busy", "draining")]
 BUSY = [Reason("busy", "needs 1 free GPU, 0 free")]
 
 
@@ -271,6 +273,10 @@ BUSY = [Reason("busy", "needs 1 free GPU, 0 free")]
         ),
         ([BUSY, NO_JAX, BUSY], "all 2 workers that fit are busy"),
         ([BUSY, NO_JAX], "the only worker that fits is busy"),
+        ([OFFLINE, NO_JAX + OFFLINE], "the only worker that fits is offline"),
+        ([BUSY + OFFLINE], "the only worker that fits is offline"),
+        ([DRAINING, DRAINING], "all 2 workers that fit are draining"),
+        ([OFFLINE, BUSY, NO_JAX], "all 2 workers that fit are busy or offline"),
         ([[], BUSY, NO_JAX], "1 of 3 workers can run this now"),
         ([[Reason("yes", "fits")]], "1 of 1 worker can run this now"),
         ([], "no worker is known yet"),

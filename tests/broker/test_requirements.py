@@ -259,7 +259,7 @@ def test_requirements_that_are_not_well_formed_are_refused(data: bytes) -> None:
         ),
         (
             {"accelerator": "warp"},
-            "accelerator='warp': not known: known are any, cpu,",
+            "accelerator='warp': not known: known are cpu, cuda,",
             "--accelerator warp:",
         ),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.servers import QueueServer
+from tests.support import PATIENCE_S
+
+Spawn = Callable[..., "subprocess.Popen[str]"]
 
 
 def one_line(text: str) -> str:
@@ -28,6 +32,7 @@ def one_line(text: str) -> str:
         (["--framework", "torch=>2"], "--framework torch =>2: '=>2' is not a version range"),
         (["--python", "newest"], "--python newest"),
         (["--accelerator", "cudda"], "--accelerator cudda: not known: did you mean 'cuda'?"),
+        (["--priority", "urgent"], "known are critical, high, normal, low, idle"),
         (["--priority", "hihg"], "--priority hihg: not known: did you mean 'high'?"),
         (
             ["--profile", "pytorch-cudda"],
@@ -145,6 +150,52 @@ def test_a_queue_that_is_not_there_is_told_with_where_it_was_looked_for(cli: Cli
     assert f"no queue answers at {address}" in line
     assert "start a Redis or Valkey server there" in line
     assert outcome.code == 69
+
+
+def test_a_database_that_the_server_has_not_is_told_with_its_address(cli: Cli, address: str) -> None:
+    outcome = cli("jobs", "--redis", f"{address}?db=99")
+
+    assert f"the queue at {address}?db=99 takes no connection" in one_line(outcome.err)
+    assert outcome.code == 78
+
+
+def test_an_address_without_sense_is_told_as_it_was_written(cli: Cli) -> None:
+    assert one_line(cli("jobs", "--redis", "redis://h/x").err).startswith("queue address 'redis://h/x'")
+
+
+@pytest.mark.usefixtures("address")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--label", "zone"], "--label zone: a label is written key=value"),
+        (["--label", "zone=\x1b[31m"], "a label's value is printable text"),
+        (["--label", "a b=c"], "the key a word"),
+        (["--label", "a=b", "--label", "a=c"], "a label has one value"),
+        (["--slots", "0"], "--slots"),
+        (["--gpus", "x"], "--gpus x"),
+    ],
+)
+@pytest.mark.parametrize("command", [["worker"], ["worker", "start"]])
+def test_a_worker_without_sense_is_not_started(
+    spawn: Spawn, command: list[str], arguments: list[str], text: str
+) -> None:
+    process = spawn(*command, *arguments)
+    out, err = process.communicate(timeout=PATIENCE_S)
+
+    assert process.returncode in (2, 78)
+    assert out == ""
+    assert text in err.splitlines()[-1]
+    assert "\x1b" not in err
+
+
+@pytest.mark.usefixtures("address")
+@pytest.mark.parametrize("name", ["a\nb", " ", "x" * 300])
+def test_a_worker_s_name_is_a_printable_line(spawn: Spawn, name: str) -> None:
+    for arguments in (["worker", "--name", name], ["worker", "start", name]):
+        process = spawn(*arguments)
+        _, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 2
+        assert "a worker's name is one printable line" in one_line(err)
 
 
 def test_a_server_that_would_evict_jobs_is_told(cli: Cli, queue_server: Callable[..., QueueServer]) -> None:

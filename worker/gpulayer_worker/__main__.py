@@ -8,6 +8,8 @@ import os
 import socket
 import sys
 
+from gpulayer_broker import arguments
+from gpulayer_broker.arguments import Wording
 from gpulayer_broker.connection import Endpoint, Link
 from gpulayer_broker.errors import GpulayerError, UsageError
 from gpulayer_broker.folders import locate_folders
@@ -66,7 +68,8 @@ def _run(args: argparse.Namespace) -> int:
     settings: Settings = load_settings()
     if args.namespace:
         settings = settings.changed(namespace=args.namespace)
-    labels = tuple((name, value) for name, _, value in (text.partition("=") for text in args.label))
+    words = Wording(True)
+    labels, name = arguments.labels(words, args.label), arguments.worker_name(words, args.name)
     endpoint = _endpoint(args.redis, settings.redis_url)
     with Link(endpoint) as link:
         for warning in check_server(link):
@@ -76,7 +79,7 @@ def _run(args: argparse.Namespace) -> int:
     options = Options(
         endpoint,
         private=args.private,
-        name=args.name,
+        name=name,
         slots=args.slots,
         labels=labels,
         node=args.node,
