@@ -17,7 +17,7 @@ from gpulayer.commands import command_spec
 from gpulayer.groups import refuse_group
 from gpulayer.handing_over import Arguments
 from gpulayer.handle import Job
-from gpulayer.opened import Opened
+from gpulayer.opened import Opened, Packable
 from gpulayer.options import KNOWN, JobOptions, Plan, plan_of, refuse_unknown
 from gpulayer.payload import PackedFunction, pack_function
 from gpulayer.submitting import Order
@@ -139,13 +139,17 @@ class Client:
     ) -> Job[Any]:
         """Submits a command (a list, or a text that is split as a shell would, but run by none) or a function.
 
+        To a remote function's own options those that are given here are added.
         `source` is a folder whose files become the job's folder; `inputs` maps paths there to files here;
         `outputs` are patterns of files to return beside those of `$GPULAYER_OUTPUTS`.
         """
         refuse_unknown("submit", options, KNOWN)
-        plan = plan_of(options)
+        own: Mapping[str, Any] = what._options if isinstance(what, Packable) else {}
+        plan = plan_of({**own, **options})
         if callable(what):
-            order = self._function_order(what, (tuple(args), dict(kwargs or {})), plan)
+            packed = what._packed() if isinstance(what, Packable) else pack_function(what)
+            call = (tuple(args), dict(kwargs or {}))
+            order = self._opened.submitter.function_order(packed, call, plan)
         elif args or kwargs:
             raise UsageError("args and kwargs belong to a function; a command's are part of it")
         else:
@@ -156,10 +160,6 @@ class Client:
     def submit_order(self, order: Order) -> Job[Any]:
         """Submits what was put together already."""
         return Job(self._opened, *self._opened.submit(order))
-
-    def _function_order(self, function: Callable[..., Any], call: Arguments, plan: Plan) -> Order:
-        packed = pack_function(getattr(function, "__wrapped_by_remote__", function))
-        return self._opened.submitter.function_order(packed, call, plan)
 
     def _with_files(
         self,

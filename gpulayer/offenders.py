@@ -6,7 +6,7 @@ Only called after pickling has failed, so it may be slow; it looks no deeper tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 DEPTH = 6
@@ -53,6 +53,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (list, tuple, set, frozenset)):
         for index, item in enumerate(list(value)[:MOST_ITEMS]):
             yield f"[{index}]", item
+    elif not isinstance(getattr(value, "__self__", None), ModuleType | None):
+        yield ", its self", value.__self__
     else:
         for name, item in list(getattr(value, "__dict__", {}).items())[:MOST_ITEMS]:
             yield f".{name}", item

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gpulayer.groups import is_group, members, refuse_group, refuse_part
-from gpulayer.options import WARM, Plan
+from gpulayer.options import WARM, Plan, RemoteOptions
 from gpulayer.payload import PackedFunction
 from gpulayer.session import Session
 from gpulayer.slots import Slot
@@ -34,11 +34,15 @@ MISSING = "missing"
 HEARD = ("cancelled", "asked")
 
 
+@runtime_checkable
 class Packable(Protocol):
     """A remote function, seen from below: what it runs, and with which options."""
 
     @property
     def _plan(self) -> Plan: ...
+
+    @property
+    def _options(self) -> RemoteOptions: ...
 
     def _packed(self) -> PackedFunction: ...
 

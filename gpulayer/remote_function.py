@@ -1,6 +1,7 @@
 """`gl.remote`: a function that runs here when it is called, and where it fits when it is delayed or mapped.
 
-Its parameters and its result keep their types: `f.delay("x")` is an error to a type checker where `f(n: int)`.
+Its parameters and its result keep their types: `f.delay("x")` is an error to a type checker where `f(n: int)`. A remote
+method is that of its instance, which travels with it by value: what a job changes of it is changed there alone.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
+from types import FunctionType
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from gpulayer.by_value import is_local
 from gpulayer.client import Client, default_client
@@ -21,13 +23,20 @@ from gpulayer.options import KNOWN_REMOTE, Plan, RemoteOptions, plan_of, refuse_
 from gpulayer.payload import PackedFunction, pack_function
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 class RemoteFunction(Generic[P, R]):
-    """What `gl.remote` makes of a function."""
+    """What `gl.remote` makes of a function; of a method, what its class and its instances give."""
+
+    __self__: Any
 
     def __init__(self, function: Callable[P, R], options: RemoteOptions) -> None:
+        if isinstance(function, (staticmethod, classmethod)):
+            kind = type(function).__name__
+            raise TypeError(f"@{kind} goes above @gl.remote: write @{kind} first, @gl.remote below it")
         if not callable(function):
             raise TypeError(f"gl.remote takes a function, not {type(function).__name__}")
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -41,7 +50,31 @@ class RemoteFunction(Generic[P, R]):
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.__wrapped_by_remote__(*args, **kwargs)
+        return self.__wrapped_by_remote__(*self._receiver, *args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any], /) -> RemoteFunction[P, R]: ...
+
+    @overload
+    def __get__(
+        self: RemoteFunction[Concatenate[S, Q], R], instance: S, owner: type[Any] | None = None, /
+    ) -> RemoteFunction[Q, R]: ...
+
+    def __get__(self, instance: Any, owner: Any = None, /) -> RemoteFunction[Any, R]:
+        """As a method: `model.score.delay(x)` sends `model` along."""
+        if instance is None or self._receiver or not isinstance(self.__wrapped_by_remote__, FunctionType):
+            return self
+        return self._of(instance)
+
+    def _of(self, instance: Any) -> RemoteFunction[Any, R]:
+        bound: RemoteFunction[Any, R] = RemoteFunction.__new__(RemoteFunction)
+        vars(bound).update(vars(self), __self__=instance)
+        return bound
+
+    @property
+    def _receiver(self) -> tuple[Any, ...]:
+        """The instance whose method it is, if it is one's."""
+        return (self.__self__,) if "__self__" in vars(self) else ()
 
     def __repr__(self) -> str:
         return f"<gpulayer.remote {getattr(self, '__qualname__', self.__wrapped_by_remote__)!s}>"
@@ -59,7 +92,8 @@ class RemoteFunction(Generic[P, R]):
         >>> train.options(gpus=2, timeout="1h").delay(0.1)
         """
         merged: RemoteOptions = {**self._options, **changes}
-        return RemoteFunction(self.__wrapped_by_remote__, merged)
+        changed = RemoteFunction(self.__wrapped_by_remote__, merged)
+        return changed._of(self.__self__) if self._receiver else changed
 
     @overload
     def map(
@@ -130,7 +164,7 @@ class RemoteFunction(Generic[P, R]):
 
     def _packed(self) -> PackedFunction:
         """Pickled anew each time: what the function refers to may have changed since."""
-        by_reference = self if self._is_importable() else None
+        by_reference = self if self._receiver or self._is_importable() else None
         return pack_function(self.__wrapped_by_remote__, by_reference=by_reference)
 
     def _is_importable(self) -> bool:
@@ -144,7 +178,12 @@ class RemoteFunction(Generic[P, R]):
         return found is self
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """By its name where it can be imported, else as the function and its options; a stand-in reads both."""
+        """By its name where it can be imported, else as the function and its options; a method as its instance's.
+
+        A stand-in for gpulayer reads all of them.
+        """
+        if self._receiver:
+            return getattr, (self.__self__, self.__wrapped_by_remote__.__name__)
         if self._is_importable():
             return str(getattr(self, "__qualname__", ""))
         return functools.partial(remote, **self._options), (self.__wrapped_by_remote__,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from gpulayer.client import Client
 from gpulayer_broker.connection import Endpoint, Link
 from tests.queueing import Hand
 from tests.sdk.benches import Bench
+from tests.workers import WorkerProcess
 
 
 @pytest.fixture
@@ -47,3 +49,12 @@ def remotely(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for client in defaults.values():
         client.close()
+
+
+@pytest.fixture
+def worker(valkey: Endpoint, address: str, namespace: str, tmp_path: Path) -> Iterator[WorkerProcess]:
+    """A real worker, which loads what it runs."""
+    worker = WorkerProcess(valkey, namespace, f"{namespace}-w", tmp_path / "worker.log", private=False)
+    yield worker
+    worker.end()
+    print(worker.said())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,12 @@ import pytest
 import gpulayer as gl
 from gpulayer.client import Client
 from gpulayer_broker import spec as specs
-from gpulayer_broker.connection import Endpoint
 from gpulayer_broker.errors import NotPicklable, StoreError, UsageError
 from gpulayer_broker.given import Given
 from gpulayer_broker.spec import UndecodableSpec, request_digest
 from gpulayer_worker.given import write_given
 from tests.sdk.benches import Bench, bad, good
 from tests.support import PATIENCE_S
-from tests.workers import WorkerProcess
 
 pytestmark = pytest.mark.usefixtures("remotely")
 
@@ -58,14 +55,6 @@ def pair(one: object, other: object = None, *, third: object = None) -> list[obj
 @gl.remote
 def odd(n: int) -> set[int]:
     return {n, n + 1}
-
-
-@pytest.fixture
-def worker(valkey: Endpoint, address: str, namespace: str, tmp_path: Path) -> Iterator[WorkerProcess]:
-    worker = WorkerProcess(valkey, namespace, f"{namespace}-w", tmp_path / "worker.log", private=False)
-    yield worker
-    worker.end()
-    print(worker.said())
 
 
 # On a real worker -----------------------------------------------------------------------------------------------------

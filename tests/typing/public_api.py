@@ -69,6 +69,22 @@ def ids_and_retries() -> None:
     double.options(retry_on=3.5)  # type: ignore[arg-type]
 
 
+class Model:
+    @gl.remote(retries=1)
+    def score(self, x: float) -> str:
+        return f"{x}"
+
+
+def methods(model: Model) -> None:
+    assert_type(model.score(0.5), str)
+    assert_type(model.score.delay(0.5).result(), str)
+    assert_type(model.score.map([0.5]).results(), list[str])
+    assert_type(model.score.options(retries=2).delay(x=0.5), gl.Job[str])
+    assert_type(Model.score.delay(model, 0.5), gl.Job[str])
+    model.score.delay("x")  # type: ignore[arg-type]
+    model.score.delay()  # type: ignore[call-arg]
+
+
 async def awaits() -> None:
     assert_type(await double.delay(3), int)
     assert_type(await double.map([3]), list[int])
