@@ -105,5 +105,25 @@ def test_racing_writers_keep_events_mail_and_logs_below_their_bounds(place: Plac
         assert hand.link.call("XLEN", hand.key(f"log:{job}:1:0")) <= 17
 
 
+def test_the_live_tail_of_an_attempt_shrinks_at_its_end_and_is_gone_an_hour_later(place: Place) -> None:
+    """A hundred thousand finished jobs must not keep their logs in memory: the whole log is in the store by then."""
+    with place.hand() as hand:
+        for how in ("ended", "lost"):
+            job = hand.submit(CPU)
+            worker = hand.machine(how, slots=1)
+            (grant,) = hand.claim(worker, 1)
+            for n in range(12):
+                hand.run(fn.log(job, grant.token, 0, "out", n * 65536, b"x" * 65536))
+            if how == "ended":
+                hand.commit(worker, grant)
+            else:
+                lose_all(hand)
+            log = hand.key(f"log:{job}:1:0")
+
+            assert hand.link.call("XLEN", log) == 5 + 1, "256 KiB, the piece that they begin in, and the end"
+            assert 0 < hand.link.call("TTL", log) <= 3600
+    place.check()
+
+
 def _keys(place: Place) -> set[str]:
     return {name for keys in vars(place.look()).values() for name in keys}
