@@ -13,6 +13,7 @@ from gpulayer_broker import spec as specs
 from gpulayer_broker.errors import BadSource, SourceTooLarge, StoreError, UsageError
 from gpulayer_broker.store.bundle import make_bundle
 from gpulayer_broker.store.unpack import load_manifest
+from tests import hostile_trees
 from tests.sdk.benches import Bench
 
 
@@ -160,3 +161,22 @@ def test_a_job_that_returned_nothing_makes_no_folder(client: Client, bench: Benc
 
     job.outputs(tmp_path / "here")
     assert not (tmp_path / "here").exists()
+
+
+def test_outputs_that_a_hostile_worker_describes_are_refused_in_one_line(
+    client: Client, bench: Bench, tmp_path: Path
+) -> None:
+    outside, here = tmp_path / "outside", tmp_path / "here"
+    outside.mkdir()
+    client._session.store.put_bytes(hostile_trees.CONTENT)
+    for name, entries in hostile_trees.trees(outside).items():
+        digest = client._session.store.put_bytes(hostile_trees.encoded(entries))
+        job = client.submit(["true"])
+        bench.end(job.id, fields={"outputs": digest})
+
+        with pytest.raises(StoreError) as refused:
+            client.outputs(job.id, here)
+
+        assert "\n" not in str(refused.value), name
+        assert len(str(refused.value)) < 300, name
+    assert hostile_trees.escaped(tmp_path) == []

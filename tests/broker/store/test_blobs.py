@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from gpulayer_broker.store.bundle import make_bundle
 from gpulayer_broker.store.files import CHUNK_BYTES, FOLDER_FLAGS, chunks_of, digest_of, opened
 from gpulayer_broker.store.unpack import load_manifest, unpack
 from tests.servers import QueueServer
+from tests.support import PATIENCE_S, wait_until
 
 BIG = os.urandom(2 * CHUNK_BYTES + 5)
 
@@ -112,6 +114,24 @@ def test_every_key_has_a_lifetime_and_use_renews_it(
             client.expire(name, 10)
         use()
         assert all(86_000 < client.ttl(name) <= 86_400 for name in keys)
+
+
+def test_clients_that_put_one_blob_at_once_leave_one_whole_blob(
+    valkey: Endpoint, store: QueueStore, key: Callable[[str, int], str]
+) -> None:
+    """Two jobs that ship the same folder: a reader finds the blob whole, however their chunks fall together."""
+    sha = digest_of((BIG,))[0]
+
+    def put(_: int) -> str:
+        with redis.Redis(unix_socket_path=valkey.path) as client:
+            return QueueStore(client, key).put_bytes(BIG)
+
+    with ThreadPoolExecutor(4) as pool:
+        writers = pool.map(put, range(12))
+        wait_until(lambda: not store.has([sha]), PATIENCE_S, "the blob is there")
+        assert store.read_bytes(sha, len(BIG)) == BIG
+        assert set(writers) == {sha}
+    assert store.read_bytes(sha, len(BIG)) == BIG
 
 
 @pytest.mark.parametrize("n", [0, 1])
