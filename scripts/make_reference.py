@@ -70,6 +70,7 @@ JOB_VARIABLES = {
     "GPULAYER_CACHE": "a folder that this worker's jobs share and that stays",
     "GPULAYER_OWNER": "who submitted the job; what it submits itself is theirs too (private set-up)",
     "GPULAYER_REDIS_URL": "the queue, for what the job submits itself (private set-up only)",
+    "GPULAYER_NAMESPACE": "which of its queues (private set-up only)",
     "GPULAYER_STORE": "the store, for what the job submits itself (private set-up only)",
     "GPULAYER_RESUME": "empty: checkpoints are not handed out yet",
     "GPULAYER_RANK": "`0` in this release",

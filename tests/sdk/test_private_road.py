@@ -16,6 +16,7 @@ from gpulayer import private
 from gpulayer.client import Client
 from gpulayer_broker import spec as specs
 from gpulayer_broker.errors import BlobMissing
+from scripts.make_reference import JOB_VARIABLES
 from tests.support import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("set_up")
@@ -116,6 +117,20 @@ def family(children: int) -> dict[str, object]:
         "large": large.result(PATIENCE_S),
         "children": [job.id for job in jobs],
     }
+
+
+@gl.remote
+def variables() -> set[str]:
+    return {name for name in os.environ if name.startswith("GPULAYER_")}
+
+
+def test_a_job_sees_the_variables_that_the_reference_names_and_no_other() -> None:
+    of_arrays = {"GPULAYER_INDEX", "GPULAYER_LINE"}
+    command = Client().submit(["sh", "-c", "env | cut -d= -f1 | grep ^GPULAYER_"])
+    assert command.wait(PATIENCE_S) == "succeeded"
+
+    for seen in (variables.delay().result(PATIENCE_S), set(command.logs())):
+        assert seen == set(JOB_VARIABLES) - of_arrays
 
 
 def test_a_job_submits_jobs_of_its_own(set_up: dict[str | None, Client]) -> None:
