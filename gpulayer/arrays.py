@@ -17,7 +17,7 @@ from gpulayer.handle import Job
 from gpulayer.manner import Manner, Window
 from gpulayer.mapping import Item, MapResult
 from gpulayer.opened import Opened
-from gpulayer.outcome import item_missing, item_value
+from gpulayer.outcome import Failure, item_missing, item_value
 from gpulayer.slots import Slot
 from gpulayer_broker.items import ItemOutcome, read_outcomes
 from gpulayer_broker.job import FAILED, SUCCEEDED
@@ -127,10 +127,10 @@ class Part:
         self.over = True
 
     def value(self, opened: Opened, number: int) -> Any:
-        """What an item came to, once that is known; its error is raised."""
+        """What an item came to, once that is known: its value, or Failure."""
         outcome = self.outcomes[number]
         if outcome is None:
-            raise item_missing(self.job.record, number)
+            return Failure(item_missing(self.job.record, number))
         return item_value(opened.session, self.job.id, number, outcome, trusted=opened.trusts_workers)
 
     def state(self, number: int) -> str:
@@ -202,7 +202,7 @@ class ArrayResult(MapResult[R]):
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
-    def _in_order(self) -> Iterator[Callable[[], R]]:
+    def _in_order(self) -> Iterator[Callable[[], R | Failure]]:
         listening: set[Part] = set()
         try:
             for part in self._walk(listening):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Concatenate, Generic, NoReturn, ParamSpec, Pro
 
 from gpulayer.handing_over import Handle
 from gpulayer.opened import Opened, Packable
-from gpulayer.outcome import value_of
+from gpulayer.outcome import Failure, value_of
 from gpulayer.slots import Notice, Slot
 from gpulayer.targets import Target
 from gpulayer_broker.errors import UsageError, WaitTimeout
@@ -89,18 +89,25 @@ class Job(Handle, Generic[R]):
 
     def wait(self, timeout: float | None = None) -> str:
         """Its final state, as soon as it has one; WaitTimeout if that takes longer than `timeout` seconds."""
-        return self._watched(timeout).state
+        notice = self._watched(timeout)
+        if notice is None:
+            raise self._late(timeout)
+        return notice.state
 
     def result(self, timeout: float | None = None) -> R:
         """What the function returned; what it raised is raised here, with the remote traceback as a note.
 
         JobFailed, JobCancelled, JobTimedOut and WorkerLost tell of a job that came to no end of its own.
         """
-        opened = self._opened
-        value = value_of(opened.session, self.id, self._watched(timeout), trusted=opened.trusts_workers)
-        return cast(R, value)
+        notice = self._watched(timeout)
+        if notice is None:
+            raise self._late(timeout)
+        found = self._found()
+        if isinstance(found, Failure):
+            raise found.error
+        return found
 
-    def _watched(self, timeout: float | None) -> Notice:
+    def _watched(self, timeout: float | None) -> Notice | None:
         """For a person who waits: Ctrl-C ends the wait alone, and says so."""
         try:
             return self._notice(timeout)
@@ -108,16 +115,22 @@ class Job(Handle, Generic[R]):
             print(f"detached: job {self.id} goes on; gpulayer cancel {self.id} ends it", file=sys.stderr)
             raise
 
-    def _notice(self, timeout: float | None = None) -> Notice:
-        notice = self._slot.notice
-        if notice is None:
-            if not self._opened.waiter.wait(self._slot, timeout):
-                raise WaitTimeout(
-                    f"job {self.id} has not ended within {timeout:g} s; it goes on", job_id=self.id
-                )
-            notice = self._slot.notice
-            assert notice is not None, "the waiter says that the job has ended"
-        return notice
+    def _notice(self, timeout: float | None = None) -> Notice | None:
+        """Its end; None if that does not come in time."""
+        if self._slot.notice is None:
+            self._opened.waiter.wait(self._slot, timeout)
+        return self._slot.notice
+
+    def _late(self, timeout: float | None) -> WaitTimeout:
+        text = f"job {self.id} has not ended within {timeout or 0:g} s; it goes on"
+        return WaitTimeout(text, job_id=self.id)
+
+    def _found(self) -> R | Failure:
+        """What came of it, once it has ended."""
+        notice = self._notice()
+        assert notice is not None, "a wait without an end ends with the job"
+        opened = self._opened
+        return cast(R, value_of(opened.session, self.id, notice, trusted=opened.trusts_workers))
 
     def then(self, function: Remote[Concatenate[R, P], S], /, *args: P.args, **kwargs: P.kwargs) -> Job[S]:
         """Submits a call of a remote function with what this job returns as its first argument, once it is there.
@@ -141,7 +154,10 @@ class Job(Handle, Generic[R]):
 
     async def _awaited(self) -> R:
         await self._ended()
-        return await to_thread(self.result)
+        found = await to_thread(self._found)
+        if isinstance(found, Failure):
+            raise found.error
+        return found
 
     async def _ended(self) -> None:
         """Returns when it has ended, without blocking the event loop meanwhile."""

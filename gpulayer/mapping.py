@@ -19,6 +19,7 @@ from gpulayer.handing_over import Handle
 from gpulayer.handle import Job, Remote, refuse_elsewhere, to_thread
 from gpulayer.manner import Manner, Window
 from gpulayer.opened import Opened
+from gpulayer.outcome import Failure
 from gpulayer.slots import Slot
 from gpulayer.targets import Target
 from gpulayer.watching import watched
@@ -39,7 +40,7 @@ class Item(Generic[R]):
 
     __slots__ = ("_read", "index", "job", "state")
 
-    def __init__(self, index: int, job: Job[R], state: str, read: Callable[[], R]) -> None:
+    def __init__(self, index: int, job: Job[R], state: str, read: Callable[[], R | Failure]) -> None:
         self.index = index
         self.job = job
         self.state = state
@@ -50,7 +51,10 @@ class Item(Generic[R]):
 
     def result(self) -> R:
         """What the call returned, at once; what it raised is raised here."""
-        return self._read()
+        found = self._read()
+        if isinstance(found, Failure):
+            raise found.error
+        return found
 
 
 class MapResult(Handle, Generic[R]):
@@ -92,7 +96,7 @@ class MapResult(Handle, Generic[R]):
         """How many calls are known to have ended."""
 
     @abstractmethod
-    def _in_order(self) -> Iterator[Callable[[], R]]:
+    def _in_order(self) -> Iterator[Callable[[], R | Failure]]:
         """A reader for each call in the order of the inputs, once it has ended."""
 
     @abstractmethod
@@ -117,7 +121,13 @@ class MapResult(Handle, Generic[R]):
         """The results in the order of the inputs; the first error is raised, unless return_exceptions was given."""
         tolerant = self._manner.return_exceptions
         for read in watched(self, self._in_order()):
-            yield _kept(read) if tolerant else read()
+            found = read()
+            if not isinstance(found, Failure):
+                yield found
+            elif tolerant:
+                yield cast(R, found.error)
+            else:
+                raise found.error
 
     def results(self) -> list[R]:
         """All results, in the order of the inputs."""
@@ -154,13 +164,6 @@ class MapResult(Handle, Generic[R]):
     def as_completed(self) -> Iterator[Item[R]]:
         """The calls in the order in which they end; `.result()` of each is there at once."""
         return watched(self, self._as_ended())
-
-
-def _kept(read: Callable[[], R]) -> R:
-    try:
-        return read()
-    except Exception as error:  # noqa: BLE001 - asked for: whatever a call raised stands in its place
-        return cast(R, error)
 
 
 class JobsResult(MapResult[R]):
@@ -210,18 +213,18 @@ class JobsResult(MapResult[R]):
             return f"gl.Client().map_result('{self._group}') gives their results, gpulayer wait {self._group} waits"
         return "gpulayer jobs lists them, and reading this result again waits for them"
 
-    def _in_order(self) -> Iterator[Callable[[], R]]:
+    def _in_order(self) -> Iterator[Callable[[], R | Failure]]:
         if self._sized:
             for job in self._known:
                 job._notice()
-                yield job.result
+                yield job._found
             return
         self._fill()
         while self._open:
             job = self._open.popleft()
             job._notice()
             self._read += 1
-            yield job.result
+            yield job._found
             self._fill()
 
     def _as_ended(self) -> Iterator[Item[R]]:
@@ -247,7 +250,7 @@ class JobsResult(MapResult[R]):
                 for index, job in waiting.pop(slot.job_id, ()):
                     self._read += 1
                     self._elsewhere -= 1
-                    yield Item(index, job, slot.notice.state, job.result)
+                    yield Item(index, job, slot.notice.state, job._found)
         finally:
             self._elsewhere = 0
             for job in (job for pairs in waiting.values() for _, job in pairs):

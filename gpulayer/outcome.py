@@ -15,7 +15,8 @@ import json
 import pickle
 import signal
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -32,6 +33,7 @@ from gpulayer_broker.errors import (
     NotAllowed,
     RemoteError,
     ResultNotPicklable,
+    StoreError,
     WorkerLost,
 )
 from gpulayer_broker.items import ItemOutcome, read_outcomes
@@ -53,24 +55,29 @@ _ENDS: dict[str, tuple[type[JobError], str, str]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """There is no value. The error is raised by whoever was asked for it: no line of ours then stands in between."""
+
+    error: Exception
+
+
 def value_of(session: Session, job_id: str, notice: Notice, *, trusted: bool) -> Any:
-    """The job's value; its error is raised."""
+    """The job's value, or Failure."""
     if notice.state == MISSING:
-        raise JobNotFound(f"job {job_id} is no longer kept", job_id=job_id, value=job_id)
+        return Failure(JobNotFound(f"job {job_id} is no longer kept", job_id=job_id, value=job_id))
     if notice.state != SUCCEEDED:
         record = session.attempt(lambda queue: queue.record(job_id))
         if record.is_array:
             return array_values(session, record, trusted=trusted)
-        raise error_of(record, trusted=trusted)
+        return Failure(error_of(record, trusted=trusted))
     kind, data = notice.kind, notice.result
     if kind == "fetch":
         found, raw = session.attempt(lambda queue: queue.result(job_id))
         if raw is None:
             return _without_result(session, job_id, trusted=trusted)
         kind, data = found, raw
-    if kind == "blob":
-        kind, data = _from_store(session, data)
-    return decoded(kind, data, job_id, trusted=trusted)
+    return _stored(session, kind, data, job_id, trusted=trusted)
 
 
 def _without_result(session: Session, job_id: str, *, trusted: bool) -> Any:
@@ -79,35 +86,37 @@ def _without_result(session: Session, job_id: str, *, trusted: bool) -> Any:
     if record.is_array:
         return array_values(session, record, trusted=trusted)
     if record.kind == "function" and record.result_kind not in ("", "none"):
-        raise BlobMissing(f"the result of job {job_id} is no longer kept: run it again", job_id=job_id)
+        text = f"the result of job {job_id} is no longer kept: run it again"
+        return Failure(BlobMissing(text, job_id=job_id))
     return None
 
 
-def array_values(session: Session, record: JobRecord, *, trusted: bool) -> list[Any]:
-    """The values of a finished array in the order of its items; the first error is raised."""
+def array_values(session: Session, record: JobRecord, *, trusted: bool) -> list[Any] | Failure:
+    """The values of a finished array in the order of its items, or the first Failure."""
     outcomes: list[ItemOutcome | None] = [None] * record.count
     for start, page in session.attempt(lambda queue: queue.pages(record.id)).items():
         for number, outcome in read_outcomes(start, page):
             outcomes[number] = outcome
-    return [
-        item_value(session, record.id, number, outcome, trusted=trusted)
-        if outcome
-        else raised(item_missing(record, number))
-        for number, outcome in enumerate(outcomes)
-    ]
+    values: list[Any] = []
+    for number, known in enumerate(outcomes):
+        if known is None:
+            return Failure(item_missing(record, number))
+        value = item_value(session, record.id, number, known, trusted=trusted)
+        if isinstance(value, Failure):
+            return value
+        values.append(value)
+    return values
 
 
 def item_value(session: Session, array_id: str, number: int, outcome: ItemOutcome, *, trusted: bool) -> Any:
-    """What one item of an array came to: its value, or its error is raised."""
+    """What one item of an array came to: its value, or Failure."""
     kind, data = outcome.kind, outcome.data
-    if outcome.ok:
-        if kind == "json":
-            # What a worker writes as JSON both readers read alike; for ten thousand items this one is free.
-            return orjson.loads(data)
-        if kind == "blob":
-            kind, data = _from_store(session, data)
-        return decoded(kind, data, array_id, trusted=trusted)
-    raise item_error(array_id, number, data, trusted=trusted)
+    if not outcome.ok:
+        return Failure(item_error(array_id, number, data, trusted=trusted))
+    if kind == "json":
+        # What a worker writes as JSON both readers read alike; for ten thousand items this one is free.
+        return orjson.loads(data)
+    return _stored(session, kind, data, array_id, trusted=trusted)
 
 
 def item_error(array_id: str, number: int, error: bytes, *, trusted: bool) -> Exception:
@@ -133,19 +142,20 @@ def item_missing(record: JobRecord, number: int) -> Exception:
     return error_of(record, trusted=False)
 
 
-def raised(error: Exception) -> NoReturn:
-    """Raises the error, where an expression is needed."""
-    raise error
-
-
-def _from_store(session: Session, data: bytes) -> tuple[str, bytes]:
-    named = json.loads(data)
-    limit_bytes = session.settings.result_bytes
-    return str(named["kind"]), session.store.read_bytes(str(named["sha256"]), limit_bytes)
+def _stored(session: Session, kind: str, data: bytes, job_id: str, *, trusted: bool) -> Any:
+    """The value of what the record holds, or names in the store; or Failure."""
+    if kind == "blob":
+        named = json.loads(data)
+        try:
+            data = session.store.read_bytes(str(named["sha256"]), session.settings.result_bytes)
+        except StoreError as error:
+            return Failure(error)
+        kind = str(named["kind"])
+    return decoded(kind, data, job_id, trusted=trusted)
 
 
 def decoded(kind: str, data: bytes, job_id: str, *, trusted: bool) -> Any:
-    """The value that a worker wrote as `kind`."""
+    """The value that a worker wrote as `kind`, or Failure where it may not be read."""
     if kind in ("", "none"):
         return None
     if kind == "json":
@@ -155,16 +165,19 @@ def decoded(kind: str, data: bytes, job_id: str, *, trusted: bool) -> Any:
 
         return npy.read_array(io.BytesIO(data), allow_pickle=False)
     if kind != "pickle":
-        raise NotAllowed(
-            f"the result of job {job_id} is of kind {kind!r}: update gpulayer on this machine", job_id=job_id
-        )
+        text = f"the result of job {job_id} is of kind {kind!r}: update gpulayer on this machine"
+        return Failure(NotAllowed(text, job_id=job_id))
     if not trusted:
-        raise NotAllowed(
+        text = (
             f"the result of job {job_id} is a pickle, which could run code here: return JSON or numpy values, "
-            "or use gl.Client(trust_workers=True)",
-            job_id=job_id,
+            "or use gl.Client(trust_workers=True)"
         )
-    return pickle.loads(data)
+        return Failure(NotAllowed(text, job_id=job_id))
+    try:
+        return pickle.loads(data)
+    except Exception as error:  # noqa: BLE001 - a value's own classes may raise anything
+        error.add_note(f"the result of job {job_id} cannot be loaded here")
+        return Failure(error)
 
 
 def error_of(record: JobRecord, *, trusted: bool) -> Exception:

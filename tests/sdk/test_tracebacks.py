@@ -1,0 +1,137 @@
+"""What a script prints when what it asked for has failed: the error, with the remote traceback and none of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import gpulayer as gl
+from gpulayer.client import Client
+from gpulayer_broker.items import ItemOutcome
+from tests.sdk.benches import Bench, bad
+from tests.support import PATIENCE_S
+
+pytestmark = pytest.mark.usefixtures("remotely")
+OURS = Path(gl.__file__).parent
+
+
+@gl.remote
+def work(n: int) -> int:
+    return n
+
+
+def own_lines(error: BaseException) -> list[str]:
+    """The functions of ours that stand in what Python prints of an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame.name for frame in frames if Path(frame.filename).is_relative_to(OURS)]
+
+
+def failed(bench: Bench, job_id: str) -> None:
+    bench.fail(job_id, ZeroDivisionError("by zero"), traceback="line 7")
+
+
+def cancelled(bench: Bench, job_id: str) -> None:
+    bench.end(job_id, "cancelled", reason="cancelled")
+
+
+def timed_out(bench: Bench, job_id: str) -> None:
+    bench.end(job_id, "timed_out", reason="timeout")
+
+
+def lost(bench: Bench, job_id: str) -> None:
+    bench.end(job_id, "failed", reason="worker_lost")
+
+
+END = [
+    (failed, ZeroDivisionError),
+    (cancelled, gl.JobCancelled),
+    (timed_out, gl.JobTimedOut),
+    (lost, gl.WorkerLost),
+]
+
+
+@pytest.mark.parametrize(("end", "kind"), END)
+def test_a_job_s_error_comes_from_the_line_that_asked_for_its_result(
+    bench: Bench, end: Callable[[Bench, str], None], kind: type[Exception]
+) -> None:
+    job = work.delay(1)
+    end(bench, job.id)
+
+    async def awaited() -> int:
+        return await job
+
+    with pytest.raises(kind) as told:
+        job.result(PATIENCE_S)
+    assert own_lines(told.value) == ["result"]
+    assert (told.value.__cause__, told.value.__context__) == (None, None)
+    with pytest.raises(kind) as told:
+        asyncio.run(awaited())
+    assert own_lines(told.value) == ["_awaited"]
+
+
+@pytest.mark.parametrize(("end", "kind"), END)
+def test_a_map_s_error_comes_from_the_line_that_asked_for_its_results(
+    bench: Bench, end: Callable[[Bench, str], None], kind: type[Exception]
+) -> None:
+    results = work.map([1])
+    end(bench, results.jobs[0].id)
+
+    with pytest.raises(kind) as told:
+        results.results()
+    assert own_lines(told.value) == ["results", "__iter__"]
+    assert (told.value.__cause__, told.value.__context__) == (None, None)
+    (item,) = results.as_completed()
+    with pytest.raises(kind) as told:
+        item.result()
+    assert own_lines(told.value) == ["result"]
+
+
+def test_a_map_that_another_process_cancels_ends_with_the_documented_error(
+    bench: Bench, client: Client
+) -> None:
+    tiny = work.options(isolation="warm")
+    group, array = work.map([1, 2]), tiny.map([1, 2])
+    assert client.cancel(group.ids[0])
+    assert client.cancel(array.ids[0])
+
+    with pytest.raises(gl.JobCancelled, match=f"job {group.jobs[0].id} was cancelled"):
+        group.results()
+    with pytest.raises(gl.JobCancelled, match=f"item 0 of job {array.ids[0]} was cancelled") as told:
+        array.results()
+    assert own_lines(told.value) == ["results", "__iter__"]
+
+
+def test_an_item_s_error_has_the_remote_traceback_and_no_line_of_ours(bench: Bench) -> None:
+    results = work.options(isolation="warm").map([1])
+    bench.serve_array(results.ids[0], lambda _: bad(ZeroDivisionError("by zero")))
+
+    with pytest.raises(ZeroDivisionError) as told:
+        results.results()
+    assert own_lines(told.value) == ["results", "__iter__"]
+    assert "line 7" in told.value.__notes__[0]
+
+
+def test_a_wait_that_is_too_short_ends_at_the_line_that_waited() -> None:
+    job = work.delay(1)
+
+    for wait in (job.result, job.wait):
+        with pytest.raises(gl.WaitTimeout) as told:
+            wait(0)
+        assert own_lines(told.value) == [wait.__name__]
+
+
+def test_a_value_whose_class_is_not_here_stands_in_its_place_as_an_error(
+    trusting: Client, bench: Bench
+) -> None:
+    results = work.options(isolation="warm").map([1])
+    gone = pickle.dumps(gl.JobFailed("x")).replace(b"JobFailed", b"JobForgot")
+    bench.serve_array(results.ids[0], lambda _: ItemOutcome(True, "pickle", gone))
+
+    (error,) = trusting.map_result(*results.ids, return_exceptions=True).results()
+    assert isinstance(error, AttributeError)
+    assert error.__notes__ == [f"the result of job {results.ids[0]} cannot be loaded here"]
