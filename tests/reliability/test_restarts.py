@@ -23,6 +23,12 @@ JOBS = 120
 RESTARTS = 3
 
 
+@pytest.fixture(params=["always", "no"])
+def server(queue_server: Callable[..., QueueServer], request: pytest.FixtureRequest) -> QueueServer:
+    """It syncs each write, or leaves it to the system: a kill of the server alone loses none of either."""
+    return queue_server("--appendfsync", request.param, append_only=True)
+
+
 @pytest.fixture
 def history(tmp_path: Path) -> Iterator[History]:
     with History(tmp_path / "history.jsonl") as history:
