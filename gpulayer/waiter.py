@@ -294,13 +294,7 @@ class Waiter:
         if self._session.target.store is not None:
             self._tell_stuck(queue)  # inside a job: there is a worker, which keeps the clock
             return
-        settings = self._session.settings
-        call = functions.tick(
-            int(settings.lease_s * 1000),
-            int(settings.job_keep_s * 1000),
-            int(settings.result_keep_s * 1000),
-        )
-        queue.run(call)
+        queue.run(functions.tick())
 
     def _tell_stuck(self, queue: Queue) -> None:
         """Says once, in this job's log, that what it waits for has not begun while it holds its own slot."""

@@ -153,8 +153,8 @@ class Hand:
         attempts = [Running(g.id, g.token) for g in machine.held.values()]
         return self.run(fn.renew(machine.id, machine.incarnation, facts.pop("lease_ms", LEASE_MS), attempts))
 
-    def tick(self, lease_ms: int = LEASE_MS) -> fn.Ticked:
-        return self.run(fn.tick(lease_ms, NO_RETENTION, NO_RETENTION))
+    def tick(self) -> fn.Ticked:
+        return self.run(fn.tick())
 
     def expire(self, job_id: str) -> None:
         """The job's lease ran out long ago, as far as the index of leases tells."""

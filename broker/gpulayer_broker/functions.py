@@ -65,6 +65,14 @@ class Submission:
 
     def block(self) -> tuple[Arg, ...]:
         """The twenty-two values of a submit block (lua/h_queueing.lua)."""
+        return self._common() + self._rare()
+
+    def short_block(self) -> tuple[Arg, ...]:
+        """The block without its end where that says nothing, for a call that ends with it."""
+        rare = self._rare()
+        return self._common() if rare == _NOTHING_RARE else self._common() + rare
+
+    def _common(self) -> tuple[Arg, ...]:
         return (
             self.id,
             self.signature,
@@ -72,23 +80,30 @@ class Submission:
             self.priority,
             self.queue,
             self.client,
+            self.kind,
+            self.name,
+            self.options,
+            self.spec,
+            self.lane,
+        )
+
+    def _rare(self) -> tuple[Arg, ...]:
+        return (
             self.delay_ms,
             int(self.prepare),
             self.on_outage,
             self.idempotency_key,
             self.digest,
-            self.kind,
-            self.name,
-            self.options,
-            self.spec,
             self.count,
             ",".join(self.after),
             self.after_policy if self.after else "",
             self.permit,
             self.rate,
             self.keep_ms,
-            self.lane,
         )
+
+
+_NOTHING_RARE = Submission("", "", b"")._rare()
 
 
 @dataclass(frozen=True)
@@ -287,13 +302,14 @@ class Committed:
 
 @dataclass(frozen=True)
 class Ticked:
-    """Milliseconds until something falls due, and how much did."""
+    """Milliseconds until something falls due, and how much did: `purged` records left, and `faded` results."""
 
     next_ms: int
     promoted: int
     reaped: int
     rung: int
     purged: int
+    faded: int
 
 
 @dataclass(frozen=True)
@@ -309,7 +325,7 @@ class Page:
 
 
 def submit(job: Submission) -> Call[Submitted]:
-    return Call("submit", job.block(), lambda r: Submitted(_text(r[0]), _text(r[1])))
+    return Call("submit", job.short_block(), lambda r: Submitted(_text(r[0]), _text(r[1])))
 
 
 def introduce(
@@ -435,8 +451,10 @@ def interrupt(job_id: str) -> Call[tuple[str, str]]:
     return Call("interrupt", (job_id,), lambda r: (_text(r[0]), _text(r[1]) if len(r) > 1 else ""))
 
 
-def tick(lease_ms: int, retention_ms: int, result_retention_ms: int) -> Call[Ticked]:
-    return Call("tick", (lease_ms, retention_ms, result_retention_ms), lambda r: Ticked(*map(int, r)))
+def tick(*, older_than_ms: int | None = None, results_older_than_ms: int = 0) -> Call[Ticked]:
+    """With an age, records and results that ended so long ago leave now; else by the namespace's own times."""
+    ages = () if older_than_ms is None else (older_than_ms, results_older_than_ms)
+    return Call("tick", ages, lambda r: Ticked(*map(int, r)))
 
 
 def barrier(name: str, children: int, life_ms: int) -> Call[str]:
@@ -446,7 +464,7 @@ def barrier(name: str, children: int, life_ms: int) -> Call[str]:
 
 def requeue(dead: Submission) -> Call[Submitted]:
     """added, existing, missing (it is no dead letter) or introduce (id: signature)."""
-    return Call("requeue", dead.block(), lambda r: Submitted(_text(r[0]), _text(r[1])))
+    return Call("requeue", dead.short_block(), lambda r: Submitted(_text(r[0]), _text(r[1])))
 
 
 def watch(client: str, job_ids: Sequence[str]) -> Call[dict[str, str]]:

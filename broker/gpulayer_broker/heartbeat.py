@@ -112,12 +112,8 @@ class Heartbeat(threading.Thread):
                     attempt.stop(reason)
 
     def _tick(self) -> None:
-        s = self.settings
-        ticked = self.queue.run_once(
-            functions.tick(int(s.lease_s * 1000), int(s.job_keep_s * 1000), int(s.result_keep_s * 1000))
-        )
-        # A clock that stands still for half a lease looks like an outage, so it is never left alone that long.
-        self._next_tick_s = time.monotonic() + min(ticked.next_ms / 1000 + 0.001, s.lease_s / 3)
+        ticked = self.queue.run_once(functions.tick())
+        self._next_tick_s = time.monotonic() + ticked.next_ms / 1000 + 0.001
 
     def _pause_s(self) -> float:
         next_s = min(self._next_beat_s, self._next_tick_s) if self.keeper else self._next_beat_s

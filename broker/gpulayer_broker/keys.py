@@ -38,7 +38,8 @@ TABLE = (
         "config",
         "hash",
         "permanent",
-        "the namespace's own settings: placement, max_queued, lost_workers, log_tail",
+        "the namespace's own settings: placement, max_queued, lost_workers, log_tail, and how long a lease, "
+        "a record and a result last",
     ),
     KeyKind("seq", "string", "permanent", "counter: the age of everything"),
     KeyKind(
@@ -55,7 +56,7 @@ TABLE = (
     KeyKind("waiting:<prio>", "set", "waiting", "owners with a head"),
     KeyKind("signatures", "hash", "bounded", "signature → canonical requirements"),
     KeyKind("signatures_version", "string", "permanent", "counts introductions of signatures"),
-    KeyKind("sigseen", "zset", "bounded", "signature → last use"),
+    KeyKind("idlesigs", "zset", "bounded", "signature without an open job → since when"),
     KeyKind("sigjobs", "hash", "bounded", "signature → jobs that are not final"),
     KeyKind("classcaps", "hash", "bounded", "class → canonical capabilities"),
     KeyKind("classes_version", "string", "permanent", "counts introductions of classes"),
@@ -104,10 +105,16 @@ TABLE = (
     KeyKind("idem:<key…>", "string", "job", "idempotency key → job and digest of the request"),
     KeyKind("dead:<queue>", "zset", "job", "failed jobs of a logical queue"),
     KeyKind("after:<id>", "zset", "job", "jobs that wait for it to end, by age"),
-    KeyKind("releasing", "set", "waiting", "jobs whose dependents are still to be released"),
+    KeyKind(
+        "releasing",
+        "set",
+        "waiting",
+        "what one call left over: jobs whose dependents wait, keys (`:<key>`) with free permits",
+    ),
     KeyKind("permits:<key>", "set", "waiting", "jobs that hold a permit of a concurrency key"),
     KeyKind("key:<key>", "zset", "waiting", "jobs that wait for one, by age"),
     KeyKind("rate:<key>", "zset", "ttl", "admission times under a rate, reserved ahead"),
+    KeyKind("window:<key>", "string", "ttl", "the longest window that a job named with a rate's key"),
     KeyKind(
         "array:<id>", "hash", "job", "how far an array has come: cursor, done, failed, mean time of an item"
     ),

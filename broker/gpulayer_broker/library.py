@@ -26,8 +26,10 @@ _PROLOGUE = """#!lua name={name}
 local H = {{}}
 local function register(name, flags, operation)
   local function callback(keys, arguments)
-    H.depth = 0
-    return operation(keys, arguments)
+    H.depth, H.moved, H.told = 0, 0, false
+    local done, answer = pcall(operation, keys, arguments)
+    if done then return answer end
+    return H.broken(name, keys[1], answer)
   end
   redis.register_function{{
     function_name = '{name}_' .. name, callback = callback, flags = flags, description = '{release}',

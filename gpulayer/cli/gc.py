@@ -57,14 +57,15 @@ def _purge(client: Client, age_s: float) -> int:
     """Removes finished records, a call at a time; how many."""
     from gpulayer_broker import functions
 
-    settings = client.target.settings
     age_ms = int(age_s * 1000)
-    results_ms = min(age_ms, int(settings.result_keep_s * 1000))
-    call = functions.tick(int(settings.lease_s * 1000), age_ms, results_ms)
+    results_ms = min(age_ms, int(client.target.settings.result_keep_s * 1000))
+    call = functions.tick(older_than_ms=age_ms, results_older_than_ms=results_ms)
     removed = 0
-    while purged := client._session.attempt(lambda queue: queue.run(call)).purged:
-        removed += purged
-    return removed
+    while True:
+        ticked = client._session.attempt(lambda queue: queue.run(call))
+        removed += ticked.purged
+        if not ticked.purged and not ticked.faded:
+            return removed
 
 
 def _sweep(client: Client, age_s: float) -> dict[str, int]:

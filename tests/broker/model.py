@@ -238,8 +238,10 @@ class Model:
     def _begin(self, j: Job) -> None:
         if j.s.delay_ms > 0:
             j.phase, j.due_ms = "delayed", self.now_ms + j.s.delay_ms
-        else:
+        elif j.s.after or j.s.permit or j.s.rate:
             self._enter(j)
+        else:
+            j.entry, j.phase = j.seq, "ready"
 
     def _enter(self, j: Job) -> None:
         """Through what stands between a job and its place in line: nothing, without gates."""

@@ -249,6 +249,16 @@ def test_a_range_does_not_succeed_without_its_items(hand: Hand, worker: Machine)
     assert hand.state(array) == "succeeded"
 
 
+def test_a_range_of_an_array_keeps_no_checkpoint(hand: Hand, worker: Machine) -> None:
+    hand.submit(CPU, count=1)
+    (grant,) = hand.claim(worker, 1)
+
+    with pytest.raises(ReplyError, match="keeps none"):
+        hand.run(fn.checkpoint(grant.id, grant.token, "digest"))
+
+    assert end(hand, grant) == "ok"
+
+
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_range_is_no_job_to_cancel_or_to_wait_for(hand: Hand, worker: Machine, ended: bool) -> None:
     hand.submit(CPU, count=1)

@@ -65,7 +65,7 @@ def test_after_an_outage_every_lease_gets_its_full_length_once_and_the_clock_sle
     ticked = hand.tick()
 
     assert (ticked.reaped, hand.state(job)) == (0, "running")
-    assert ticked.next_ms == LEASE_MS
+    assert ticked.next_ms == LEASE_MS // 3
     assert ticks(hand, clock, LEASE_MS) == 1
 
 
@@ -120,6 +120,22 @@ def test_an_unanswered_bell_rings_another_worker(hand: Hand, clock: Clock) -> No
     assert [hand.mail("w1"), hand.mail("w2")] == [["work"], ["work"]]
 
 
+def test_many_results_that_are_due_together_are_dropped_without_a_pause(hand: Hand, clock: Clock) -> None:
+    worker = hand.machine("w1", {CPU: ()})
+    jobs = [hand.submit(CPU) for _ in range(150)]
+    for _ in jobs:
+        (grant,) = hand.claim(worker, 1)
+        hand.commit(worker, grant, fields={"result": b"42"})
+    hand.link.call("HSET", hand.key("config"), "result_keep_ms", 500)
+
+    clock.advance(1000)
+    ticked = [hand.tick() for _ in range(3)]
+
+    assert [tick.faded for tick in ticked] == [100, 50, 0]
+    assert [tick.next_ms > 0 for tick in ticked] == [False, True, True]
+    assert {hand.get(job, "result") for job in jobs} == {""}
+
+
 def test_what_is_past_its_retention_leaves_with_all_its_keys(hand: Hand, clock: Clock) -> None:
     job = hand.submit(CPU, idempotency_key="k", digest="d", client="c1")
     worker = hand.machine("w1", {CPU: ()})
@@ -128,9 +144,9 @@ def test_what_is_past_its_retention_leaves_with_all_its_keys(hand: Hand, clock: 
     hand.commit(worker, grant, fields={"result": b"42"})
 
     clock.advance(1000)
-    hand.run(fn.tick(LEASE_MS, NO_RETENTION, 500))
+    hand.run(fn.tick(older_than_ms=NO_RETENTION, results_older_than_ms=500))
     assert (hand.state(job), hand.get(job, "result")) == ("succeeded", "")
-    assert hand.run(fn.tick(LEASE_MS, 500, 500)).purged == 1
+    assert hand.run(fn.tick(older_than_ms=500, results_older_than_ms=500)).purged == 1
 
     names = {name for keys in vars(snapshot.read(hand.link, hand.root)).values() for name in keys}
     assert not [name for name in names if job in name or name.startswith(("jobs:", "idem:", "log:"))]

@@ -57,7 +57,7 @@ def test_no_call_costs_more_than_its_bound_with_a_thousand_signatures(hand: Hand
             hand.submit(signature(tag=f"t{n}"))
         own = signature(tag=f"own{total}")
         hand.introduce(own, {})
-        machine = Machine("meter", class_id=f"k{total}")
+        machine = Machine(f"meter{total}", class_id=f"k{total}")
         hand.register(machine, {own: ()})
         submit = cost_of(hand, fn.submit(Submission(new_job_id(), own, b"spec")))
         nonce = f"{total:032}"
@@ -71,3 +71,15 @@ def test_no_call_costs_more_than_its_bound_with_a_thousand_signatures(hand: Hand
     assert many.commit == few.commit
     assert max(few.claim.commands.total(), many.claim.commands.total()) <= CLAIM_BOUND
     assert many.claim.keys == few.claim.keys
+
+
+@pytest.mark.rule_09
+def test_a_plain_job_costs_so_many_commands_in_the_server_and_no_more(hand: Hand) -> None:
+    """A line with others in it, a worker that has just come: what a call gets more expensive by shows here."""
+    hand.run(fn.drain(hand.machine("first", {CPU: ()}).id, "offline"))
+    fill(hand, CPU, queued=10, finished=10)
+
+    costs = measured(hand)
+
+    for cost, most in ((costs.submit, 15), (costs.claim, 26), (costs.commit, 30)):
+        assert cost.commands.total() <= most, cost

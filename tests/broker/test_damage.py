@@ -15,7 +15,7 @@ from gpulayer_broker.errors import ServerOutOfMemory
 from gpulayer_broker.functions import Ending, Submission
 from tests import snapshot
 from tests.checker import violations
-from tests.queueing import HEARTBEAT_MS, LEASE_MS, NO_RETENTION, Hand, signature
+from tests.queueing import HEARTBEAT_MS, NO_RETENTION, Hand, signature
 from tests.servers import QueueServer
 from tests.virtual import virtual_library
 
@@ -54,6 +54,21 @@ def test_a_damaged_record_ends_as_undecodable_and_the_next_job_is_granted(
     else:
         hand.link.call("DEL", hand.key(f"job:{damaged}"))
         hand.link.call("ZREM", hand.key("jobs:queued"), damaged)
+
+
+@pytest.mark.parametrize(
+    ("key", "named"), [("seq", "the counter gpulayer:{"), ("jobs:queued", "a key below gpulayer:{")]
+)
+def test_a_key_that_somebody_else_wrote_is_told_in_one_line(hand: Hand, key: str, named: str) -> None:
+    hand.link.call("SET", hand.key(key), "rubbish")
+
+    with pytest.raises(ReplyError) as caught:
+        hand.submit(CPU)
+    hand.link.call("DEL", hand.key(key))
+
+    assert str(caught.value).startswith(f"GPULAYER damaged {named}")
+    assert "user_function" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def _write(hand: Hand, job: str, field: str, value: bytes | None) -> None:
@@ -220,7 +235,7 @@ def test_without_memory_waiting_jobs_still_run_and_old_ones_still_leave(full: Ha
     full.register(machine)
     (grant,) = full.claim(machine)
     full.commit(machine, grant)
-    ticked = full.run(fn.tick(LEASE_MS, -1, NO_RETENTION))
+    ticked = full.run(fn.tick(older_than_ms=-1, results_older_than_ms=NO_RETENTION))
 
     assert (grant.id, ticked.purged) == (job, 1)
     check(full)

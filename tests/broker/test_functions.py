@@ -400,6 +400,20 @@ def test_signatures_make_room_only_when_no_open_job_needs_them(hand: Hand) -> No
     assert used.encode() in known
 
 
+def test_signatures_make_room_however_many_older_ones_are_in_use(hand: Hand) -> None:
+    for n in range(1023):
+        hand.introduce(signature(tag=f"s{n}"), {})
+        hand.submit(signature(tag=f"s{n}"), id=f"j{n}")
+    hand.run(fn.cancel("j500"))
+    hand.submit(CPU)
+
+    hand.introduce(signature(tag="one-more"), {})
+
+    known = set(map(bytes.decode, hand.link.call("HKEYS", hand.key("signatures"))))
+    assert signature(tag="s500") not in known
+    assert {signature(tag="s0"), signature(tag="s1022"), signature(tag="one-more"), CPU} <= known
+
+
 def test_too_many_live_signatures_are_refused(hand: Hand) -> None:
     for n in range(1023):
         hand.introduce(signature(tag=f"s{n}"), {})

@@ -7,8 +7,11 @@ import pytest
 from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import Link, ReplyError
 from gpulayer_broker.functions import Submission
+from tests import snapshot
+from tests.checker import violations
 from tests.queueing import Hand, Machine, signature
 from tests.support import PATIENCE_S, wait_until
+from tests.virtual import virtual_library
 
 CPU = signature()
 
@@ -31,6 +34,10 @@ def ids(hand: Hand, worker: Machine) -> list[str]:
 
 def finish(hand: Hand, worker: Machine, job: str, verdict: str = "succeeded") -> None:
     hand.commit(worker, worker.held[job], verdict)
+
+
+def check_of(hand: Hand) -> list[str]:
+    return violations(snapshot.read(hand.link, hand.root))
 
 
 # Predecessors ------------------------------------------------------------------------------------------------------
@@ -252,6 +259,53 @@ def test_no_more_are_admitted_in_a_window_than_the_rate_allows(hand: Hand, worke
         finish(hand, worker, job)
 
 
+def test_an_end_moves_no_more_in_one_call_than_256_however_wide_and_deep_what_follows_is(
+    hand: Hand, worker: Machine
+) -> None:
+    first = hand.submit(CPU)
+    behind = [hand.submit(CPU, after=(first,)) for _ in range(30)]
+    behind += [hand.submit(CPU, after=(job,)) for job in behind for _ in range(30)]
+    ids(hand, worker)
+
+    finish(hand, worker, first, "failed")
+    ended = sum(hand.state(job) == "cancelled" for job in behind)
+    assert 0 < ended <= 256
+    assert check_of(hand) == []
+
+    wait_until(lambda: hand.tick().next_ms > 0, PATIENCE_S, "all have ended")
+
+    assert {hand.state(job) for job in behind} == {"cancelled"}
+
+
+def test_permits_that_come_free_let_in_no_more_in_one_call_than_256(hand: Hand, worker: Machine) -> None:
+    holder, blocker = hand.submit(CPU, permit="db=1"), hand.submit(CPU, permit="db=1")
+    crowd = [hand.submit(CPU, permit="db=1000") for _ in range(400)]
+    assert ids(hand, worker) == [holder]
+
+    finish(hand, worker, holder)
+    assert sum(hand.get(job, "phase") == "ready" for job in (blocker, *crowd)) <= 256
+    assert check_of(hand) == []
+
+    wait_until(lambda: hand.tick().next_ms > 0, PATIENCE_S, "all are let in")
+
+    assert all(hand.get(job, "phase") == "ready" for job in (blocker, *crowd))
+
+
+def test_a_job_leaves_only_when_those_behind_it_were_told_how_it_ended(hand: Hand, worker: Machine) -> None:
+    first = hand.submit(CPU)
+    behind = [hand.submit(CPU, after=(first,)) for _ in range(600)]
+    ids(hand, worker)
+    finish(hand, worker, first)
+
+    def all_told() -> bool:
+        return hand.run(fn.tick(older_than_ms=-1, results_older_than_ms=-1)).next_ms > 0
+
+    wait_until(all_told, PATIENCE_S, "all are released")
+
+    assert {hand.state(job) for job in behind} == {"queued"}
+    assert hand.state(first) == ""
+
+
 def test_a_job_that_has_run_has_used_its_admission_even_if_it_is_cancelled(
     hand: Hand, worker: Machine
 ) -> None:
@@ -276,6 +330,21 @@ def test_admissions_are_remembered_for_a_window_after_the_last(hand: Hand) -> No
     assert hand.link.call("PTTL", hand.key("rate:api")) > 150_000
     for job in (*jobs, "j_between"):
         hand.run(fn.cancel(job))
+
+
+def test_jobs_of_one_key_may_name_different_windows(link: Link, hand: Hand) -> None:
+    with virtual_library(link) as clock:
+        jobs = [hand.submit(CPU, rate="api=1/60000")]
+        clock.advance(1000)
+        jobs.append(hand.submit(CPU, rate="api=9/10"))
+        clock.advance(1000)
+        jobs.append(hand.submit(CPU, rate="api=2/60000"))
+        phases = [hand.get(job, "phase") for job in jobs]
+        for job in jobs:
+            hand.run(fn.cancel(job))
+        link.call("DEL", hand.key("window:api"))
+
+    assert phases == ["ready", "ready", "limited"]
 
 
 def test_a_rated_job_runs_when_its_time_has_come(hand: Hand, worker: Machine) -> None:

@@ -9,8 +9,9 @@ from gpulayer_broker.connection import Link
 from gpulayer_broker.functions import Submission
 from gpulayer_broker.job import new_job_id
 from gpulayer_broker.queue import Queue
-from gpulayer_broker.settings import Settings
+from gpulayer_broker.settings import DAY_S, Settings
 from tests.queueing import Hand, signature
+from tests.virtual import virtual_library
 
 SIG = signature()
 
@@ -89,4 +90,47 @@ def test_whoever_changes_nothing_writes_nothing(hand: Hand, queue: Queue) -> Non
         "lost_workers": "3",
         "max_queued": "2000000",
         "log_tail": "1048576",
+        "lease_ms": "60000",
+        "job_keep_ms": "2592000000",
+        "result_keep_ms": "604800000",
     }
+
+
+def test_records_and_results_last_as_long_as_the_namespace_says_whoever_keeps_its_clock(
+    hand: Hand, queue: Queue
+) -> None:
+    worker = hand.machine("w0", {SIG: ()})
+    with virtual_library(hand.link) as clock:
+        jobs = []
+        for keep in (
+            Settings(job_keep_s=DAY_S / 4, result_keep_s=DAY_S / 8),
+            Settings(job_keep_s=60, result_keep_s=10),
+        ):
+            queue.configure(keep)
+            jobs.append(hand.submit(SIG))
+            hand.commit(worker, hand.claim(worker, 1)[0], fields={"result": b"42"})
+            clock.advance(int(keep.result_keep_s * 1000) - 1)
+            hand.tick()
+            assert hand.get(jobs[-1], "result") == "42"
+            clock.advance(2)
+            hand.tick()
+            assert (hand.state(jobs[-1]), hand.get(jobs[-1], "result")) == ("succeeded", "")
+            clock.advance(int((keep.job_keep_s - keep.result_keep_s) * 1000))
+            hand.tick()
+            assert hand.state(jobs[-1]) == ""
+
+
+def test_a_lease_lasts_after_an_outage_as_long_as_the_namespace_says(hand: Hand, queue: Queue) -> None:
+    queue.configure(Settings(lease_s=6, heartbeat_s=2))
+    with virtual_library(hand.link) as clock:
+        hand.tick()
+        job, worker = hand.submit(SIG), hand.machine("w0", {SIG: ()})
+        hand.claim(worker)
+        hand.expire(job)
+        clock.advance(3001)
+        assert hand.tick().reaped == 0
+        for _ in range(3):
+            clock.advance(2000)
+            reaped = hand.tick().reaped
+
+    assert reaped == 1

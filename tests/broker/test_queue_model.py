@@ -29,7 +29,7 @@ from gpulayer_broker.functions import Committed, DeviceLot, Ending, Grant, Offer
 from tests import snapshot
 from tests.broker.model import Job, Model
 from tests.checker import lots_of, violations
-from tests.queueing import HEARTBEAT_MS, LEASE_MS, NO_RETENTION, Hand, Machine, signature
+from tests.queueing import HEARTBEAT_MS, LEASE_MS, Hand, Machine, signature
 from tests.snapshot import Snapshot
 from tests.virtual import Clock, virtual_library
 
@@ -252,7 +252,7 @@ class QueueMachine(RuleBasedStateMachine):
         for step in range(steps):
             self.clock.advance(LEASE_MS // 3 if step else 0)
             self.model.now_ms = self.clock.now_ms
-            ticked = self.hand.run(fn.tick(LEASE_MS, NO_RETENTION, NO_RETENTION))
+            ticked = self.hand.run(fn.tick())
             assert (ticked.promoted, ticked.reaped) == self.model.tick()
 
     # What holds -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from gpulayer_broker.functions import Call, Ending, Grant, Registration, Running
 from gpulayer_broker.job import new_job_id
 from tests import snapshot
 from tests.checker import running, violations
-from tests.queueing import LEASE_MS, NO_RETENTION, Hand, Machine, signature
+from tests.queueing import LEASE_MS, Hand, Machine, signature
 from tests.rules.crowd import FINAL, Place, finish_all, lose_all, together
 from tests.servers import QueueServer
 from tests.snapshot import Snapshot
@@ -73,7 +73,7 @@ class Scene:
             "cancel running": fn.cancel(one.id),
             "watch": fn.watch("c2", [one.id, "j_none"]),
             "drain": fn.drain("w1", "draining"),
-            "tick": fn.tick(LEASE_MS, NO_RETENTION, NO_RETENTION),
+            "tick": fn.tick(),
         }
 
     def _version(self) -> str:

@@ -24,7 +24,7 @@ from gpulayer_broker.job import FINAL
 from tests import snapshot
 from tests.checker import violations
 from tests.moves import MOVES
-from tests.queueing import LEASE_MS, NO_RETENTION, Hand, Machine, signature
+from tests.queueing import LEASE_MS, Hand, Machine, signature
 from tests.snapshot import Snapshot
 from tests.virtual import virtual_library
 
@@ -216,7 +216,7 @@ class Explorer:
         yield Event("strange checkpoint", [], fn.checkpoint(job, "1:strange", "d"), ("stale",))
 
     def _tick(self, name: str, before: list[Command]) -> Event:
-        return Event(name, before, fn.tick(LEASE_MS, NO_RETENTION, NO_RETENTION))
+        return Event(name, before, fn.tick())
 
     def offer(self, s: Snapshot, worker: str, nonce: str = "") -> Offer:
         """A few nonces a worker, in turn: none that is its last one, or in a token."""

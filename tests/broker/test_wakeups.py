@@ -19,7 +19,7 @@ from gpulayer_broker.connection import Link
 from gpulayer_broker.functions import DeviceLot, Ending
 from tests import snapshot
 from tests.checker import amounts, running, violations
-from tests.queueing import HEARTBEAT_MS, LEASE_MS, NO_RETENTION, Hand, Machine, signature
+from tests.queueing import HEARTBEAT_MS, Hand, Machine, signature
 from tests.snapshot import Snapshot
 from tests.virtual import START_MS, Clock, virtual_library
 
@@ -194,7 +194,7 @@ class History:
     # At rest --------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        self.hand.run(fn.tick(LEASE_MS, NO_RETENTION, NO_RETENTION))
+        self.hand.run(fn.tick())
 
     def settle(self) -> None:
         """What is due is promoted, every rung worker claims until none is rung, and silent ones miss their deadline."""

@@ -26,7 +26,7 @@ def test_after_kills_and_retention_nothing_of_jobs_and_workers_is_left(place: Pl
             hand.run(fn.drain(worker_id, "offline"))
         place.check()
         for _ in range(100):
-            hand.run(fn.tick(LEASE_MS, -1, NO_RETENTION))
+            hand.run(fn.tick(older_than_ms=-1, results_older_than_ms=NO_RETENTION))
     left = {name for keys in vars(place.check()).values() for name in keys}
     assert not [
         n
@@ -58,7 +58,7 @@ def test_nothing_but_the_permanent_keys_outlives_days_of_silence(place: Place) -
         clock.set(3_000_000_000_000)
         for _ in range(8):
             clock.advance(LEASE_MS // 3)
-            hand.run(fn.tick(LEASE_MS, 86_400_000, 86_400_000))
+            hand.run(fn.tick(older_than_ms=86_400_000, results_older_than_ms=86_400_000))
 
         names = {name for keys in vars(snapshot.read(hand.link, hand.root)).values() for name in keys}
         assert names <= PERMANENT

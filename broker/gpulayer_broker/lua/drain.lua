@@ -14,9 +14,7 @@ register('drain', {'allow-oom'}, function(K, A)
     H.poke(P, w, now)
   else
     H.idle_remove(P, class, w)
-    local sig = redis.call('HGET', P .. 'rungsig', w)
-    redis.call('HDEL', P .. 'rungsig', w)
-    if redis.call('ZREM', P .. 'rung', w) == 1 then H.hand_on(P, w, sig, now) end
+    H.hand_on(P, w, H.unring(P, w), now)
     if A[2] == 'draining' then H.mail(P, w, 'drain') end
     if A[2] == 'offline' and redis.call('GET', P .. 'keeper') == w then redis.call('DEL', P .. 'keeper') end
   end

@@ -1,10 +1,23 @@
 -- Shared: what a signature asks for. Its name is `<letter><gpus>.<vram>.<cpus>.<memory>.<disk>.<hash>` (MiB), so amounts
 -- are read without a look-up. Letter: c = CPU, g = GPU of the kinds that matching allowed, a = a GPU if free, else CPU.
 
-function H.amounts(sig)
+local parsed, how_many = {}, 0  -- of a name always the same comes out: kept for the names that were asked for last
+
+local function parse(sig)
   local a, g, v, c, m, d = string.match(sig, '^(%a)(%d+)%.(%d+)%.(%d+)%.(%d+)%.(%d+)%.')
   if not a then return nil end
-  return {letter = a, gpus = tonumber(g), vram = tonumber(v), cpus = tonumber(c), memory = tonumber(m), disk = tonumber(d)}
+  return {letter = a, gpus = tonumber(g), vram = tonumber(v), cpus = tonumber(c), memory = tonumber(m), disk = tonumber(d),
+          held = c .. ' ' .. m}
+end
+
+function H.amounts(sig)
+  local need = parsed[sig]
+  if need then return need end
+  need = parse(sig)
+  if not need then return nil end
+  if how_many == 4096 then parsed, how_many = {}, 0 end
+  parsed[sig], how_many = need, how_many + 1
+  return need
 end
 
 -- lots of distinct devices, of an allowed group, with enough free memory; nil where there are too few

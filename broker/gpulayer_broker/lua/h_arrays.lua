@@ -50,9 +50,8 @@ local function keep_in_line(P, c, id, entry, items, now)
   end
   redis.call('HSET', array_key(P, id), 'since', 0)
   H.drop_entry(P, c.sig, c.owner, c.prio, entry)
-  local seq = H.append(P, id, c.sig, c.owner, c.prio)
   redis.call('HSET', H.job(P, id), 'queued_ms', now)
-  return seq .. '-0'
+  return H.append(P, id, c.sig, c.owner, c.prio, H.next_age(P))
 end
 
 -- takes a range of an array for a worker; the record of the new chunk's id and token
@@ -78,7 +77,7 @@ function H.grant_chunk(P, o, w, room, c, n, id, entry, v, now)
   if v.state == 'queued' then
     redis.call('HSET', key, 'state', 'running', 'phase', '', 'worker', o.worker, 'granted_ms', now, 'started_ms', now)
     H.index(P, id, 'queued', 'running', v.seq)
-    H.event(P, id, 'running', now)
+    H.event(P, id, 'running')
   end
   if has_more(P, id, count) then
     redis.call('HSET', key, 'entry', keep_in_line(P, c, id, entry, to - from, now))
@@ -93,12 +92,12 @@ end
 -- the chunk leaves its worker; of its record only what answers a repeated report stays, for a minute
 local function drop_chunk(P, j, now)
   H.close_log(P, j)
-  H.detach(P, j, now)
   local key = H.job(P, j.id)
   redis.call('SREM', P .. 'chunks:' .. j.parent, j.id)
   redis.call('DEL', key)
   redis.call('HSET', key, 'state', 'ended', 'parent', j.parent, 'ended_token', j.reported and j.token or '')
   redis.call('PEXPIREAT', key, now + 60000)
+  H.let_go(P, j, now)
 end
 
 -- the array is final when every item has an outcome, or when its cancel was asked for and no chunk is out
@@ -140,8 +139,7 @@ function H.give_back(P, id, from, to, losses, now)
   if not a or H.FINAL[a.state] or a.cancel ~= '' then return end
   redis.call('RPUSH', P .. 'ranges:' .. id, from .. ' ' .. to .. ' ' .. losses)
   if a.entry == '' then
-    local seq = H.append(P, id, a.sig, a.owner, a.prio)
-    redis.call('HSET', H.job(P, id), 'entry', seq .. '-0')
+    redis.call('HSET', H.job(P, id), 'entry', H.append(P, id, a.sig, a.owner, a.prio, H.next_age(P)))
   end
   H.ring(P, a.sig, now, nil)
 end

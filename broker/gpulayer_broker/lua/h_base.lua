@@ -3,14 +3,14 @@
 
 function H.now()
   local t = redis.call('TIME')
-  return t[1] * 1000 + math.floor(t[2] / 1000)
+  return t[1] * 1000 + (t[2] - t[2] % 1000) / 1000
 end
 
 function H.job(P, id) return P .. 'job:' .. id end
 
--- one event a transition: page and API treat them as hints, so the stream is capped
-function H.event(P, id, state, now)
-  redis.call('XADD', P .. 'events', 'MAXLEN', '~', 10000, '*', 'job', id, 'state', state, 'at', now)
+-- one event a transition, at the time that its entry's id tells: page and API treat them as hints, so the stream is capped
+function H.event(P, id, state)
+  redis.call('XADD', P .. 'events', 'MAXLEN', '~', '10000', '*', 'job', id, 'state', state)
 end
 
 -- moves a job between the state indexes; the score is the age at submit, so pages stay stable
@@ -22,4 +22,20 @@ end
 H.PRIORITIES = {'0', '1', '2', '3', '4'}
 H.FINAL = {succeeded = true, failed = true, cancelled = true, timed_out = true}
 
+function H.config(P, name, default) return tonumber(redis.call('HGET', P .. 'config', name) or nil) or default end
+
 function H.refuse(code, text) return redis.error_reply('GPULAYER ' .. code .. ' ' .. text) end
+
+local function damaged(what, why) return 'GPULAYER damaged ' .. what .. ' does not hold what the queue wrote (' .. why .. ')' end
+
+-- ends the call: `what` holds something else
+function H.fail(what, why) error({err = damaged(what, why)}) end
+
+-- an error on the way, as one line. That of a key which somebody else wrote says so; the server's own ones (no memory, a full
+-- disk) stay what they are
+function H.broken(name, P, problem)
+  local why = type(problem) == 'table' and problem.err or tostring(problem)
+  if string.find(why, '^WRONGTYPE') then why = damaged('a key below ' .. P, why) end
+  if not string.find(why, '^%u+ ') then why = 'GPULAYER failed ' .. name .. ': ' .. why end
+  return {err = why}
+end

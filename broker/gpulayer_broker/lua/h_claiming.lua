@@ -97,43 +97,54 @@ local function set_aside(P, c, id, entry, v, now)
   end
 end
 
-local function next_token(P, o, id, n) return redis.call('HINCRBY', H.job(P, id), 'attempt', 1) .. ':' .. o.nonce .. n end
+-- what a grant tells of the record; nothing of it but its entry is known to be there
+function H.facts(P, id)
+  return redis.pcall('HMGET', H.job(P, id), 'state', 'prepare', 'seq', 'attempt', 'count', 'queue', 'lane', 'losses', 'options', 'spec',
+                     'queued_ms', 'cancel')
+end
 
--- the attempt is this worker's from now on
-local function assign(P, o, w, id, token, entry, v, lots, ride, now)
+local function next_token(o, v, n)
+  local attempt = string.format('%d', v[4] + 1)
+  return attempt .. ':' .. o.nonce .. n, attempt
+end
+
+-- the attempt is this worker's from now on; returns the grant
+local function assign(P, o, w, c, id, entry, v, token, attempt, lots, ride, now)
   local to = v[2] == '1' and 'scheduled' or 'running'
-  redis.call('HSET', H.job(P, id), 'state', to, 'phase', '', 'token', token, 'worker', o.worker, 'node', w.node, 'lots', lots,
-             'entry', entry, 'granted_ms', now, 'started_ms', to == 'running' and now or '', unpack(ride and {'ride', ride} or {}))
+  redis.call('HSET', H.job(P, id), 'state', to, 'phase', '', 'attempt', attempt, 'token', token, 'worker', o.worker, 'node', w.node,
+             'lots', lots, 'entry', entry, 'granted_ms', now, 'started_ms', to == 'running' and now or '')
+  if ride ~= '' then redis.call('HSET', H.job(P, id), 'ride', ride) end
   redis.call('ZADD', P .. 'leases', now + o.lease + w.grace, id)
   redis.call('SADD', P .. 'running:' .. o.worker, id)
   H.index(P, id, 'queued', to, v[3])
-  H.event(P, id, to, now)
+  H.event(P, id, to)
+  return {id, token, lots, attempt, v[8] or '0', v[9] or '', v[10] or '', c.sig, c.owner, v[11] or '', to, v[12] or '', '-1', '-1',
+          ride, v[7] or ''}
 end
 
 -- grants the job of a candidate, and the calls that ride with it; appends to `out`, and says whether a slot is taken
 local function grant(P, o, w, room, c, out, now)
   local id, entry, is_new = H.take(P, c.sig, c.owner, c.prio, c.seq)
   if not id then return false end
-  local v = redis.pcall('HMGET', H.job(P, id), 'state', 'prepare', 'seq', 'attempt', 'count', 'queue', 'lane', 'losses')
+  local v = H.facts(P, id)
   if not v.err and v[5] and (v[1] == 'queued' or v[1] == 'running') and tonumber(v[3]) then
     local chunk, its = H.grant_chunk(P, o, w, room, c, #out, id, entry, {state = v[1], seq = v[3], count = v[5], queue = v[6]}, now)
-    out[#out + 1] = chunk and {chunk, its}
+    out[#out + 1] = chunk and described(P, chunk, its)
     return chunk ~= nil
   end
   if v.err or v[1] ~= 'queued' or not tonumber(v[3]) or not tonumber(v[4]) then
     set_aside(P, c, id, entry, v, now)
     return false
   end
-  local token = next_token(P, o, id, #out)
-  assign(P, o, w, id, token, entry, v, H.hold(P, o, w, room, c.need, c.lots, id, token), nil, now)
+  local token, attempt = next_token(o, v, #out)
+  local first = assign(P, o, w, c, id, entry, v, token, attempt, H.hold(P, o, w, room, c.need, c.lots, id, token), '', now)
   redis.call('HINCRBY', P .. 'owners', c.owner, 1)
-  out[#out + 1] = {id, token}
+  out[#out + 1] = first
   if is_new and v[7] and not v[8] then
-    H.fill_ride(P, c, v[7], entry, id, token, H.GRANTS - #out, function(rider, its, facts, ride)
-      local theirs = next_token(P, o, rider, #out)
-      assign(P, o, w, rider, theirs, its, facts, '', ride, now)
-      out[#out + 1] = {rider, theirs}
-    end)
+    first[15] = H.fill_ride(P, c, v[7], entry, id, token, H.GRANTS - #out, function(rider, its, facts, ride)
+      local theirs, number = next_token(o, facts, #out)
+      out[#out + 1] = assign(P, o, w, c, rider, its, facts, theirs, number, '', ride, now)
+    end) or ''
   end
   return true
 end
@@ -145,8 +156,7 @@ function H.claim(P, o, now)
   if not w then return stranger end
   redis.call('ZADD', P .. 'workers', now, o.worker)
   if w.nonce == o.nonce then return {'ok', repeated(P, w)} end
-  local rung = redis.call('ZREM', P .. 'rung', o.worker) == 1 and redis.call('HGET', P .. 'rungsig', o.worker)
-  redis.call('HDEL', P .. 'rungsig', o.worker)
+  local rung = H.unring(P, o.worker)
   H.idle_remove(P, w.class, o.worker)
   local out, took, names = {}, {}, {}
   if w.state == 'online' and w.quarantined <= now then
@@ -160,9 +170,7 @@ function H.claim(P, o, now)
         slots, took[c.sig] = slots + 1, true
       end
     end
-    for i, g in ipairs(out) do
-      names[i], out[i] = g[1] .. '/' .. g[2], described(P, g[1], g[2])
-    end
+    for i, g in ipairs(out) do names[i] = g[1] .. '/' .. g[2] end
     if slots < o.max then
       if c then H.wake(P, w.class, o.worker, '', now) else H.idle_add(P, w.class, o.worker, room) end
     end

@@ -1,15 +1,19 @@
 -- Shared: how an attempt or a job ends. Every road out of `scheduled` and `running` goes through H.finish or H.again.
 
-local FIELDS = {'state', 'phase', 'token', 'sig', 'owner', 'prio', 'queue', 'worker', 'node', 'lots', 'entry', 'attempt', 'client',
-                'cancel', 'losses', 'seq', 'idem', 'ranks', 'ended_token', 'started_ms', 'on_outage', 'count', 'parent', 'from',
-                'to', 'after', 'policy', 'permit', 'rate', 'kind', 'keep_ms', 'lane', 'ride'}
+local FIELDS = {'state', 'seq', 'sig', 'owner', 'prio', 'queue', 'attempt', 'kind', 'client', 'token', 'worker', 'node', 'lots',
+                'entry', 'cancel', 'count', 'ended_token', 'policy', 'permit', 'keep_ms', 'ranks', 'lane', 'ride'}
+local OF_CHUNKS = {'parent', 'from', 'to'}
 
--- the fields of a job that transitions need; nil where there is no such job
+-- the fields of a job that transitions need; nil where there is no such job. A chunk is told by its id
 function H.load(P, id)
   local v = redis.pcall('HMGET', H.job(P, id), unpack(FIELDS))
   if v.err or not v[1] then return nil end
-  local j = {id = id}
+  local j = {id = id, parent = ''}
   for i, f in ipairs(FIELDS) do j[f] = v[i] or '' end
+  if string.find(id, '/', 1, true) then
+    local its = redis.call('HMGET', H.job(P, id), unpack(OF_CHUNKS))
+    for i, f in ipairs(OF_CHUNKS) do j[f] = its[i] or '' end
+  end
   return j
 end
 
@@ -30,59 +34,88 @@ function H.close_log(P, j)
   end
 end
 
--- takes an attempt off its worker and its devices; nothing of it may report afterwards. Only a holder that ended it itself
--- (j.reported) is answered `already` when it repeats its call: who was taken for lost is stale
-function H.detach(P, j, now)
+-- what of its record tells that nobody holds an attempt any more. Only a holder that ended it itself (j.reported) is answered
+-- `already` when it repeats its call: who was taken for lost is stale
+local function unheld(j, fields)
+  local n = #fields
+  fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'token', '', 'ended_token', j.reported and j.token or ''
+  return fields
+end
+
+-- takes an attempt off its worker and its devices
+function H.let_go(P, j, now)
   local useful = H.free(P, j, j.id .. '/' .. j.token)
-  redis.call('HSET', H.job(P, j.id), 'token', '', 'ended_token', j.reported and j.token or '')
   if useful then H.poke_siblings(P, j.node, j.worker, now) end
 end
 
+-- an attempt is over, with `fields` for its record; nothing of it may report afterwards
+function H.detach(P, j, fields, now)
+  redis.call('HSET', H.job(P, j.id), unpack(unheld(j, fields)))
+  H.let_go(P, j, now)
+end
+
 H.INLINE = 16384
+
+local function small_result(P, j)
+  local result, kind = unpack(redis.call('HMGET', H.job(P, j.id), 'result', 'result_kind'))
+  if not result or #result > H.INLINE then return '', 'fetch' end
+  return result, kind or ''
+end
 
 -- tells everybody who waits for this job, each on a stream of their own
 function H.tell(P, j, state)
   local key = P .. 'watchers:' .. j.id
   local who = redis.call('SMEMBERS', key)
-  if j.client ~= '' and (#who == 0 or redis.call('SISMEMBER', key, j.client) == 0) then who[#who + 1] = j.client end
+  local submitter = j.client ~= '' and j.client or nil
+  if #who > 0 then
+    redis.call('DEL', key)
+    for _, watcher in ipairs(who) do
+      if watcher == submitter then submitter = nil end
+    end
+  end
+  who[#who + 1] = submitter
   if #who == 0 then return end
-  local result, kind = unpack(redis.call('HMGET', H.job(P, j.id), 'result', 'result_kind'))
-  if not result or #result > H.INLINE then result, kind = '', 'fetch' end
+  local result, kind = small_result(P, j)
   for _, client in ipairs(who) do
     local done = P .. 'done:' .. client
-    redis.call('XADD', done, 'MAXLEN', '~', 100000, '0-*', 'job', j.id, 'state', state, 'kind', kind or '', 'result', result)
+    redis.call('XADD', done, 'MAXLEN', '~', 100000, '0-*', 'job', j.id, 'state', state, 'kind', kind, 'result', result)
     redis.call('PEXPIRE', done, 3600000)
   end
-  redis.call('DEL', key)
 end
 
--- a final state: indexes, counters, logs, waiters. `fields` are name, value, … for the record
+-- a final state: indexes, counters, logs, waiters. `fields` are name, value, … for the record, which the call takes over
 function H.finish(P, j, state, reason, fields, now)
   if j.parent ~= '' then return H.end_chunk(P, j, state, reason, fields, now) end
-  local from = j.state
-  if #fields > 0 then redis.call('HSET', H.job(P, j.id), unpack(fields)) end
-  redis.call('HSET', H.job(P, j.id), 'state', state, 'phase', '', 'end_reason', reason, 'ended_ms', now)
-  if j.count == '' and (from == 'running' or from == 'scheduled') then
-    H.close_log(P, j)
-    H.detach(P, j, now)
-  end
-  if j.entry ~= '' then H.drop_entry(P, j.sig, j.owner, j.prio, j.entry) end
-  redis.call('ZREM', P .. 'delayed', j.id)
-  H.index(P, j.id, from, state, j.seq)
-  redis.call('ZADD', P .. 'jobs:final', now, j.id)
+  local from, n = j.state, #fields
   if j.kind == 'message' then H.expire(P, j, state, fields, now)
   elseif j.keep_ms ~= '' then redis.call('ZADD', P .. 'expiring', now + j.keep_ms, j.id) end
-  H.leave_queue(P, j)
+  fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'state', state, 'phase', ''
+  fields[n + 5], fields[n + 6], fields[n + 7], fields[n + 8] = 'end_reason', reason, 'ended_ms', now
+  if j.count == '' and (from == 'running' or from == 'scheduled') then
+    H.close_log(P, j)
+    H.detach(P, j, fields, now)
+    H.drop_held(P, j.sig, j.owner, j.prio, j.entry)
+  else
+    redis.call('HSET', H.job(P, j.id), unpack(fields))
+    if j.entry ~= '' then H.drop_entry(P, j.sig, j.owner, j.prio, j.entry) end
+    if from == 'queued' then redis.call('ZREM', P .. 'delayed', j.id) end
+  end
+  H.index(P, j.id, from, state, j.seq)
+  redis.call('ZADD', P .. 'jobs:final', now, j.id)
+  H.leave_queue(P, j, now)
   H.leave_gates(P, j, now)
   if state == 'failed' then redis.call('ZADD', P .. 'dead:' .. j.queue, now, j.id) end
-  H.event(P, j.id, state, now)
+  H.event(P, j.id, state)
   H.tell(P, j, state)
   H.release_dependents(P, j.id, state, now)
 end
 
-function H.leave_queue(P, j)
+function H.leave_queue(P, j, now)
   if redis.call('HINCRBY', P .. 'open', j.queue, -1) <= 0 then redis.call('HDEL', P .. 'open', j.queue) end
-  if redis.call('HINCRBY', P .. 'sigjobs', j.sig, -1) <= 0 then redis.call('HDEL', P .. 'sigjobs', j.sig) end
+  if redis.call('HINCRBY', P .. 'sigjobs', j.sig, -1) <= 0 then
+    redis.call('HDEL', P .. 'sigjobs', j.sig)
+    redis.call('ZADD', P .. 'idlesigs', now, j.sig)
+  end
 end
 
 -- a job whose cancel was asked for ends so, whatever its attempt came to
@@ -99,11 +132,10 @@ function H.again(P, j, phase, now)
   if j.parent ~= '' then return H.chunk_again(P, j, 0, now) end
   local from = j.state
   H.close_log(P, j)
-  H.detach(P, j, now)
+  H.detach(P, j, {'state', 'queued', 'phase', phase, 'queued_ms', now}, now)
   H.put_back(P, j.sig, j.owner, j.prio, j.entry)
-  redis.call('HSET', H.job(P, j.id), 'state', 'queued', 'phase', phase, 'queued_ms', now)
   H.index(P, j.id, from, 'queued', j.seq)
-  H.event(P, j.id, 'queued', now)
+  H.event(P, j.id, 'queued')
   H.ring(P, j.sig, now, nil)
 end
 
@@ -111,22 +143,23 @@ end
 function H.later(P, j, fields, delay_ms, now)
   if j.parent ~= '' then return H.chunk_again(P, j, 0, now) end
   local from = j.state
-  if #fields > 0 then redis.call('HSET', H.job(P, j.id), unpack(fields)) end
+  local n = #fields
+  fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'state', 'queued', 'phase', 'retrying'
+  fields[n + 5], fields[n + 6] = 'entry', ''
   H.close_log(P, j)
-  H.detach(P, j, now)
-  H.drop_entry(P, j.sig, j.owner, j.prio, j.entry)
-  redis.call('HSET', H.job(P, j.id), 'state', 'queued', 'phase', 'retrying', 'entry', '')
+  H.detach(P, j, fields, now)
+  H.drop_held(P, j.sig, j.owner, j.prio, j.entry)
   H.index(P, j.id, from, 'queued', j.seq)
   H.free_permit(P, j, now)
   H.delay(P, j.id, now + delay_ms)
-  H.event(P, j.id, 'queued', now)
+  H.event(P, j.id, 'queued')
 end
 
 -- the worker was lost under this attempt: counted apart from retries, the third (by default) ends the job
 function H.lost(P, j, now)
   return H.end_or(P, j, now, function()
     local losses = redis.call('HINCRBY', H.job(P, j.id), 'losses', 1)
-    if (j.parent == '' or j.to - j.from == 1) and losses >= tonumber(redis.call('HGET', P .. 'config', 'lost_workers') or '3') then
+    if (j.parent == '' or j.to - j.from == 1) and losses >= H.config(P, 'lost_workers', 3) then
       local error = '{"type":"WorkerLost","message":"' .. losses .. ' workers were lost while they ran this job"}'
       H.finish(P, j, 'failed', 'worker_lost', {'error', error}, now)
       return 'failed'

@@ -27,23 +27,30 @@ function H.set_head(P, sig, owner, prio, a, b)
   local heads = P .. 'heads:' .. prio .. ':' .. owner
   local oldest = a and b and math.min(a, b) or a or b
   if oldest then
-    redis.call('ZADD', heads, oldest, sig)
-    redis.call('SADD', P .. 'waiting:' .. prio, owner)
+    if redis.call('ZADD', heads, oldest, sig) == 1 then redis.call('SADD', P .. 'waiting:' .. prio, owner) end
   elseif redis.call('ZREM', heads, sig) == 1 and redis.call('EXISTS', heads) == 0 then
     redis.call('SREM', P .. 'waiting:' .. prio, owner)
   end
 end
 
--- appends a runnable job at a new age; returns the age
-function H.append(P, id, sig, owner, prio)
-  local seq, key = redis.call('INCR', P .. 'seq'), H.stream(P, sig, owner, prio)
-  if redis.call('XADD', key, 'NOMKSTREAM', seq .. '-0', 'j', id) == false then
-    redis.call('XGROUP', 'CREATE', key, 'g', '0', 'MKSTREAM')
-    redis.call('XADD', key, seq .. '-0', 'j', id)
-  end
-  redis.call('ZADD', P .. 'heads:' .. prio .. ':' .. owner, 'NX', seq, sig)
-  redis.call('SADD', P .. 'waiting:' .. prio, owner)
+-- the age of whatever happens next
+function H.next_age(P)
+  local seq = redis.pcall('INCR', P .. 'seq')
+  if type(seq) ~= 'number' then H.fail('the counter ' .. P .. 'seq', seq.err) end
   return seq
+end
+
+-- appends a runnable job at an age that no entry of its stream has reached; returns its entry
+function H.append(P, id, sig, owner, prio, seq)
+  local key, entry = H.stream(P, sig, owner, prio), string.format('%d-0', seq)
+  if redis.call('XADD', key, 'NOMKSTREAM', entry, 'j', id) == false then
+    redis.call('XGROUP', 'CREATE', key, 'g', '0', 'MKSTREAM')
+    redis.call('XADD', key, entry, 'j', id)
+  end
+  if redis.call('ZADD', P .. 'heads:' .. prio .. ':' .. owner, 'NX', seq, sig) == 1 then
+    redis.call('SADD', P .. 'waiting:' .. prio, owner)
+  end
+  return entry
 end
 
 -- takes the head entry of a stream for the consumer `held`; returns job id, entry id, and whether nobody has had it before
@@ -75,18 +82,25 @@ function H.put_back(P, sig, owner, prio, entry)
   redis.call('SADD', P .. 'waiting:' .. prio, owner)
 end
 
--- removes an entry for good; a stream without entries goes too
-function H.drop_entry(P, sig, owner, prio, entry)
-  local key = H.stream(P, sig, owner, prio)
+-- an entry leaves for good, and a stream without entries with it; whether others are left
+local function remove(key, entry)
   redis.call('XACK', key, 'g', entry)
   redis.call('XDEL', key, entry)
+  if redis.call('XLEN', key) > 0 then return true end
+  redis.call('DEL', key)
+  return false
+end
+
+-- removes an entry that an attempt held, which is no stream's head
+function H.drop_held(P, sig, owner, prio, entry) remove(H.stream(P, sig, owner, prio), entry) end
+
+-- removes an entry that may be its stream's head
+function H.drop_entry(P, sig, owner, prio, entry)
+  local key = H.stream(P, sig, owner, prio)
+  local left = remove(key, entry)
   local head = redis.call('ZSCORE', P .. 'heads:' .. prio .. ':' .. owner, sig)
-  if redis.call('XLEN', key) == 0 then
-    redis.call('DEL', key)
-    if head then H.set_head(P, sig, owner, prio, nil, nil) end
-  elseif head and tonumber(head) == seq_of(entry) then
-    H.set_head(P, sig, owner, prio, H.returned(key), H.unread(key))
-  end
+  if head and not left then H.set_head(P, sig, owner, prio, nil, nil)
+  elseif head and tonumber(head) == seq_of(entry) then H.set_head(P, sig, owner, prio, H.returned(key), H.unread(key)) end
 end
 
 function H.is_waiting(P, sig)

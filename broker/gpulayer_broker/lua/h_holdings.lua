@@ -49,7 +49,7 @@ end
 
 function H.hold(P, o, w, room, need, lots, id, token)
   local ref, text = id .. '/' .. token, {}
-  redis.call('HSET', P .. 'held:' .. w.node, ref, o.worker .. ' ' .. need.cpus .. ' ' .. need.memory)
+  redis.call('HSET', P .. 'held:' .. w.node, ref, o.worker .. ' ' .. need.held)
   room.cpus, room.memory, room.disk = room.cpus - need.cpus, room.memory - need.memory, room.disk - need.disk
   for _, lot in ipairs(lots) do
     redis.call('HSET', P .. 'device:' .. lot.uuid, lot.share, ref .. ' ' .. need.vram)

@@ -1,25 +1,40 @@
 -- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is twenty-two values:
--- id, sig, owner, prio, queue, client, delay_ms, prepare, on_outage, idem, digest, kind, name, options, spec, count (calls that an
--- array stands for, 0 for a plain job), after (ids, comma between), policy ('succeeded' or 'ended'), permit (`key=limit`), rate
--- (`key=limit/window_ms`), keep_ms (how long its result is kept, 0 for the namespace's own time),
--- lane (h_rides.lua; '' for none)
+-- id, sig, owner, prio, queue, client, kind, name, options, spec, lane (h_rides.lua; '' for none), and what few jobs have: delay_ms,
+-- prepare, on_outage, idem, digest, count (calls that an array stands for, 0 for a plain job), after (ids, comma between), policy
+-- ('succeeded' or 'ended'), permit (`key=limit`), rate (`key=limit/window_ms`), keep_ms (how long its result is kept, 0 for the
+-- namespace's own time). A call that ends with its block may leave these eleven out.
 
 H.BLOCK = 22
 
 function H.block(A, i)
-  return {id = A[i], sig = A[i + 1], owner = A[i + 2], prio = A[i + 3], queue = A[i + 4], client = A[i + 5], delay = tonumber(A[i + 6]),
-          prepare = A[i + 7], on_outage = A[i + 8],
-          idem = A[i + 9] ~= '' and A[i + 2] .. '/' .. A[i + 9] or '', digest = A[i + 10], kind = A[i + 11], name = A[i + 12],
-          options = A[i + 13], spec = A[i + 14], count = tonumber(A[i + 15]), after = A[i + 16],
-          policy = A[i + 17], permit = A[i + 18], rate = A[i + 19], keep = tonumber(A[i + 20]), lane = A[i + 21]}
+  local b = {id = A[i], sig = A[i + 1], owner = A[i + 2], prio = A[i + 3], queue = A[i + 4], client = A[i + 5], kind = A[i + 6],
+             name = A[i + 7], options = A[i + 8], spec = A[i + 9], lane = A[i + 10], delay = 0, prepare = '0', on_outage = '',
+             idem = '', digest = '', count = 0, after = '', policy = '', permit = '', rate = '', keep = 0}
+  if not A[i + 11] then return b end
+  b.delay, b.prepare, b.on_outage, b.digest = tonumber(A[i + 11]), A[i + 12], A[i + 13], A[i + 15]
+  if A[i + 14] ~= '' then b.idem = b.owner .. '/' .. A[i + 14] end
+  b.count, b.after, b.policy, b.permit, b.rate = tonumber(A[i + 16]), A[i + 17], A[i + 18], A[i + 19], A[i + 20]
+  b.keep = tonumber(A[i + 21])
+  return b
+end
+
+local RANKS = {['0'] = true, ['1'] = true, ['2'] = true, ['3'] = true, ['4'] = true}
+local fine, how_many = {}, 0  -- names that were looked at last: an owner, a queue, a signature and a client come again and again
+
+local function is_fine(name)
+  if fine[name] then return true end
+  if not string.find(name, '^[^%s:]+$') then return false end
+  if how_many == 4096 then fine, how_many = {}, 0 end
+  fine[name], how_many = true, how_many + 1
+  return true
 end
 
 -- names become parts of keys, and a priority outside 0 to 4 would never be claimed: whatever sends it, it is refused
 function H.wrong(b)
-  for name, value in pairs({id = b.id, owner = b.owner, queue = b.queue, sig = b.sig, client = b.client ~= '' and b.client or '-'}) do
-    if not string.find(value, '^[^%s:]+$') then return H.refuse('submit', name .. ' is empty, or holds a blank or a colon') end
-  end
-  if not string.find(b.prio, '^[0-4]$') then return H.refuse('submit', 'priority ' .. b.prio) end
+  local name = not string.find(b.id, '^[^%s:]+$') and 'id' or not is_fine(b.owner) and 'owner' or not is_fine(b.queue) and 'queue'
+    or not is_fine(b.sig) and 'sig' or b.client ~= '' and not is_fine(b.client) and 'client'
+  if name then return H.refuse('submit', name .. ' is empty, or holds a blank or a colon') end
+  if not RANKS[b.prio] then return H.refuse('submit', 'priority ' .. b.prio) end
   if not b.count or b.count < 0 or b.count ~= math.floor(b.count) then return H.refuse('submit', 'count') end
   if b.permit ~= '' and not string.find(b.permit, '^[^%s:]+=[1-9]%d*$') then return H.refuse('submit', 'permit ' .. b.permit) end
   if b.rate ~= '' and not string.find(b.rate, '^[^%s:]+=[1-9]%d*/[1-9]%d*$') then return H.refuse('submit', 'rate ' .. b.rate) end
@@ -32,10 +47,10 @@ end
 
 function H.known(P, sig) return redis.call('HEXISTS', P .. 'signatures', sig) == 1 end
 
--- makes a job runnable now and wakes a worker for it
+-- makes a job that has waited runnable now, at a new age, and wakes a worker for it
 function H.ready(P, id, sig, owner, prio, now)
-  local seq = H.append(P, id, sig, owner, prio)
-  redis.call('HSET', H.job(P, id), 'state', 'queued', 'phase', 'ready', 'entry', seq .. '-0', 'queued_ms', now)
+  local entry = H.append(P, id, sig, owner, prio, H.next_age(P))
+  redis.call('HSET', H.job(P, id), 'state', 'queued', 'phase', 'ready', 'entry', entry, 'queued_ms', now)
   return H.ring(P, sig, now, nil)
 end
 
@@ -57,34 +72,52 @@ function H.repeated(P, b)
   return {digest == b.digest and 'existing' or 'conflict', id}
 end
 
--- writes the record; the caller has looked at H.repeated, H.known and H.gates
-function H.create(P, b, g, now)
-  local seq = redis.call('INCR', P .. 'seq')
-  redis.call('HSET', H.job(P, b.id), 'spec', b.spec, 'signed', '', 'sig', b.sig, 'owner', b.owner, 'prio', b.prio, 'queue', b.queue,
-             'kind', b.kind, 'name', b.name, 'options', b.options, 'prepare', b.prepare, 'attempt', 0, 'seq', seq, 'created_ms', now,
-             'state', 'queued')
-  local rare = b.count > 0 and {'count', b.count} or {}
-  if b.lane ~= '' then rare[#rare + 1] = 'lane'; rare[#rare + 1] = b.lane end
-  if b.keep > 0 then rare[#rare + 1] = 'keep_ms'; rare[#rare + 1] = b.keep end
-  if b.client ~= '' then rare[#rare + 1] = 'client'; rare[#rare + 1] = b.client end
-  if b.on_outage ~= '' then rare[#rare + 1] = 'on_outage'; rare[#rare + 1] = b.on_outage end
-  if b.idem ~= '' then
-    rare[#rare + 1] = 'idem'; rare[#rare + 1] = b.idem
-    redis.call('SET', P .. 'idem:' .. b.idem, b.id .. ' ' .. b.digest)
-  end
+-- what few jobs have, and all others' records are spared
+local function rare_fields(b, g)
+  local r = {}
+  local function add(name, value) r[#r + 1] = name; r[#r + 1] = value end
+  if b.lane ~= '' then add('lane', b.lane) end
+  if b.prepare == '1' then add('prepare', '1') end
+  if b.count > 0 then add('count', b.count) end
+  if b.keep > 0 then add('keep_ms', b.keep) end
+  if b.on_outage ~= '' then add('on_outage', b.on_outage) end
+  if b.idem ~= '' then add('idem', b.idem) end
+  if b.after ~= '' then add('after', b.after); add('policy', b.policy); add('waits', #g.open) end
+  if b.permit ~= '' then add('permit', b.permit) end
+  if b.rate ~= '' then add('rate', b.rate) end
+  return r
+end
+
+local function write_record(P, b, g, seq, phase, entry, queued_ms, now)
+  redis.call('HSET', H.job(P, b.id), 'state', 'queued', 'seq', seq, 'sig', b.sig, 'owner', b.owner, 'prio', b.prio, 'queue', b.queue,
+             'attempt', '0', 'kind', b.kind, 'client', b.client, 'entry', entry, 'phase', phase, 'queued_ms', queued_ms,
+             'created_ms', now, 'name', b.name, 'options', b.options, 'spec', b.spec, 'signed', '')
+  local rare = rare_fields(b, g)
   if #rare > 0 then redis.call('HSET', H.job(P, b.id), unpack(rare)) end
+end
+
+local function enter_counts(P, b, seq)
   redis.call('ZADD', P .. 'jobs:queued', seq, b.id)
   redis.call('HINCRBY', P .. 'open', b.queue, 1)
-  redis.call('HINCRBY', P .. 'sigjobs', b.sig, 1)
-  redis.call('ZADD', P .. 'sigseen', now, b.sig)
-  H.event(P, b.id, 'queued', now)
-  local gated = H.set_gates(P, b, g, seq)
-  if g.failed then return H.finish(P, H.load(P, b.id), 'cancelled', 'predecessor_failed', {}, now) end
-  if b.delay > 0 then
-    redis.call('HSET', H.job(P, b.id), 'phase', 'delayed')
-    H.delay(P, b.id, now + b.delay)
-    return nil
+  if redis.call('HINCRBY', P .. 'sigjobs', b.sig, 1) == 1 then redis.call('ZREM', P .. 'idlesigs', b.sig) end
+  if b.idem ~= '' then redis.call('SET', P .. 'idem:' .. b.idem, b.id .. ' ' .. b.digest) end
+end
+
+-- writes the record and puts the job in its place; the caller has looked at H.repeated, H.known and H.gates. One that nothing
+-- holds back enters its stream at once, at its own age
+function H.create(P, b, g, now)
+  local seq = H.next_age(P)
+  local at_once = b.delay == 0 and b.after == '' and b.permit == '' and b.rate == ''
+  if at_once then
+    write_record(P, b, g, seq, 'ready', H.append(P, b.id, b.sig, b.owner, b.prio, seq), now, now)
+  else
+    write_record(P, b, g, seq, b.delay > 0 and 'delayed' or '', '', '', now)
   end
-  if gated then return H.enter(P, b.id, now) end
-  return H.ready(P, b.id, b.sig, b.owner, b.prio, now)
+  enter_counts(P, b, seq)
+  H.event(P, b.id, 'queued')
+  if at_once then return H.ring(P, b.sig, now, nil) end
+  H.set_gates(P, b, g, seq)
+  if g.failed then return H.finish(P, H.load(P, b.id), 'cancelled', 'predecessor_failed', {}, now) end
+  if b.delay > 0 then return H.delay(P, b.id, now + b.delay) end
+  return H.enter(P, b.id, now)
 end

@@ -8,20 +8,15 @@ local function retire_signature(P, sig)
   for _, class in ipairs(redis.call('SMEMBERS', P .. 'classes:' .. sig)) do redis.call('HDEL', P .. 'fits:' .. class, sig) end
   redis.call('DEL', P .. 'classes:' .. sig)
   redis.call('HDEL', P .. 'signatures', sig)
-  redis.call('ZREM', P .. 'sigseen', sig)
+  redis.call('ZREM', P .. 'idlesigs', sig)
   redis.call('INCR', P .. 'signatures_version')  -- who judged it meanwhile must not write it down again
 end
 
--- retires up to `most` signatures that were last used before `until_ms` and have no open job; looks at 64
+-- retires up to `most` signatures without an open job, of which the last ended before `until_ms`
 function H.retire_idle(P, until_ms, most)
-  local gone = 0
-  for _, sig in ipairs(redis.call('ZRANGEBYSCORE', P .. 'sigseen', '-inf', until_ms, 'LIMIT', 0, 64)) do
-    if gone < most and redis.call('HEXISTS', P .. 'sigjobs', sig) == 0 then
-      retire_signature(P, sig)
-      gone = gone + 1
-    end
-  end
-  return gone > 0
+  local idle = redis.call('ZRANGEBYSCORE', P .. 'idlesigs', '-inf', until_ms, 'LIMIT', 0, most)
+  for _, sig in ipairs(idle) do retire_signature(P, sig) end
+  return #idle
 end
 
 function H.retire_class(P, class)
@@ -50,11 +45,12 @@ function H.fade(P, id)
   redis.call('DEL', P .. 'pages:' .. id)
 end
 
--- a message's time is its record's, another job's is its result's
+-- a message's time is its record's, another job's is its result's; whether the record left
 function H.expired(P, id)
-  if redis.call('HGET', H.job(P, id), 'kind') == 'message' then return H.purge(P, id) end
+  if redis.call('HGET', H.job(P, id), 'kind') == 'message' then return H.leave(P, id) end
   redis.call('ZREM', P .. 'expiring', id)
   H.fade(P, id)
+  return false
 end
 
 -- all keys of a finished job
@@ -69,8 +65,16 @@ function H.purge(P, id)
       redis.call('DEL', P .. 'log:' .. id .. ':' .. attempt .. ':' .. rank)
     end
   end
-  if j.idem ~= '' then redis.call('DEL', P .. 'idem:' .. j.idem) end
+  local idem = redis.call('HGET', H.job(P, id), 'idem')
+  if idem then redis.call('DEL', P .. 'idem:' .. idem) end
   redis.call('ZREM', P .. 'jobs:' .. j.state, id)
   redis.call('ZREM', P .. 'dead:' .. j.queue, id)
-  redis.call('DEL', H.job(P, id), P .. 'watchers:' .. id, P .. 'after:' .. id)
+  redis.call('DEL', H.job(P, id), P .. 'watchers:' .. id)
+end
+
+-- a finished job leaves, unless its dependents have still to be told how it ended
+function H.leave(P, id)
+  if redis.call('SISMEMBER', P .. 'releasing', id) == 1 then return false end
+  H.purge(P, id)
+  return true
 end

@@ -24,15 +24,15 @@ local function followers(P, line, lane, entry, most)
   local out = {}
   for _, e in ipairs(redis.call('XRANGE', line, '(' .. entry, '+', 'COUNT', most)) do
     local id = e[2][2]
-    local v = redis.pcall('HMGET', H.job(P, id), 'state', 'prepare', 'seq', 'attempt', 'lane', 'losses')
-    if v.err or v[1] ~= 'queued' or not tonumber(v[3]) or not tonumber(v[4]) or v[5] ~= lane or v[6] then break end
+    local v = H.facts(P, id)
+    if v.err or v[1] ~= 'queued' or not tonumber(v[3]) or not tonumber(v[4]) or v[7] ~= lane or v[8] then break end
     out[#out + 1] = {id, e[1], v}
   end
   return out
 end
 
--- grants, behind the first call of a candidate, those that ride with it; `assign` takes id, entry, facts and ride of each. A quick
--- call with nobody behind it is a ride of one; calls with a device, and those of other lanes, are none
+-- grants, behind the first call of a candidate, those that ride with it; `assign` takes id, entry, facts and ride of each. Returns
+-- the ride: a quick call with nobody behind it is a ride of one; calls with a device, and those of other lanes, are none
 function H.fill_ride(P, c, lane, entry, first, token, most, assign)
   if #c.lots > 0 then return end
   local line, ride = H.stream(P, c.sig, c.owner, c.prio), first .. '/' .. token
@@ -47,6 +47,7 @@ function H.fill_ride(P, c, lane, entry, first, token, most, assign)
   end
   redis.call('HSET', P .. 'rides', ride, #others + 1)
   redis.call('HSET', H.job(P, first), 'ride', ride)
+  return ride
 end
 
 -- a call leaves its ride; whether the ride's slot is held for others still

@@ -49,6 +49,14 @@ function H.wake(P, class, w, sig, now)
   H.mail(P, w, 'work')
 end
 
+-- the bell of a worker is answered or taken back: the signature that it was for, nil where none is on its way
+function H.unring(P, w)
+  if redis.call('ZREM', P .. 'rung', w) == 0 then return nil end
+  local sig = redis.call('HGET', P .. 'rungsig', w)
+  redis.call('HDEL', P .. 'rungsig', w)
+  return sig
+end
+
 function H.fresh(P, w, now)
   local seen = tonumber(redis.call('ZSCORE', P .. 'workers', w) or '0')
   local beat = tonumber(redis.call('HGET', P .. 'worker:' .. w, 'heartbeat_ms') or '0')

@@ -9,11 +9,11 @@ register('introduce', {}, function(K, A)
   if H.known(P, sig) then return {'ok'} end
   local version = redis.call('GET', P .. 'classes_version') or '0'
   if A[3] ~= version then return {'match', version} end
-  if redis.call('HLEN', P .. 'signatures') >= H.MAX_SIGNATURES and not H.retire_idle(P, '+inf', 1) then
+  if redis.call('HLEN', P .. 'signatures') >= H.MAX_SIGNATURES and H.retire_idle(P, '+inf', 1) == 0 then
     return {'too_many', H.MAX_SIGNATURES}
   end
   redis.call('HSET', P .. 'signatures', sig, A[2])
-  redis.call('ZADD', P .. 'sigseen', now, sig)
+  redis.call('ZADD', P .. 'idlesigs', now, sig)
   redis.call('INCR', P .. 'signatures_version')
   for i = 5, 4 + 2 * tonumber(A[4]), 2 do
     redis.call('SADD', P .. 'classes:' .. sig, A[i])

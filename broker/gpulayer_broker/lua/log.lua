@@ -15,7 +15,7 @@ register('log', {}, function(K, A)
     if string.find(r.err, 'equal or smaller', 1, true) then return {'already'} end
     return r
   end
-  local tail = tonumber(redis.call('HGET', P .. 'config', 'log_tail') or '1048576')
+  local tail = H.config(P, 'log_tail', 1048576)
   if top > tail then redis.call('XTRIM', key, 'MINID', string.format('%d-0', top - tail)) end
   return {'ok'}
 end)

@@ -9,7 +9,7 @@
 local function started(P, j, now)
   redis.call('HSET', H.job(P, j.id), 'state', 'running', 'started_ms', now)
   H.index(P, j.id, 'scheduled', 'running', j.seq)
-  H.event(P, j.id, 'running', now)
+  H.event(P, j.id, 'running')
   j.state = 'running'
 end
 H.started = started

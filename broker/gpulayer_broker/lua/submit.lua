@@ -10,7 +10,7 @@ register('submit', {}, function(K, A)
   local known = H.repeated(P, b)
   if known then return known end
   if not H.known(P, b.sig) then return {'introduce', b.sig} end
-  local limit = tonumber(redis.call('HGET', P .. 'config', 'max_queued') or '2000000')
+  local limit = H.config(P, 'max_queued', 2000000)
   if redis.call('ZCARD', P .. 'jobs:queued') >= limit then return {'full', limit} end
   local gates, answer = H.gates(P, b)
   if not gates then return answer end

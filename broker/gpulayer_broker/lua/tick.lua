@@ -2,8 +2,10 @@
 --   what is past its retention leaves.
 -- Guarantee: at most 100 of each a call; after an outage (no tick for a while, or a clock that jumped) every lease is first given
 --   its full length once, so an outage alone loses no job.
--- Keys: root. Arguments: lease_ms, retention_ms (records), result_retention_ms.
--- Returns: {ms until the next due, promoted, reaped, rung, purged}.
+-- How long a lease, a record and a result last is the namespace's own affair (`config`), whoever calls.
+-- Keys: root. Arguments: none, or, to remove more now than the namespace would, retention_ms of records, and of results.
+-- Returns: {ms until the next due, promoted, reaped, rung, purged records, dropped results}; a clock that stands still for half a
+--   lease looks like an outage, so the next tick is due within a third of one.
 local BATCH = 100
 
 local function promote(P, now)
@@ -12,7 +14,7 @@ local function promote(P, now)
     redis.call('ZREM', P .. 'delayed', id)
     if redis.call('HGET', H.job(P, id), 'state') == 'queued' then
       H.enter(P, id, now)
-      H.event(P, id, 'queued', now)
+      H.event(P, id, 'queued')
     end
   end
   return #due
@@ -36,7 +38,7 @@ local function reap(P, lease, now)
     local j = H.load(P, id)
     if not H.holds(j, j and j.token or '') then
       redis.call('ZREM', P .. 'leases', id)
-    elseif j.on_outage == 'keep' and j.cancel == '' then
+    elseif j.cancel == '' and redis.call('HGET', H.job(P, id), 'on_outage') == 'keep' then
       redis.call('ZADD', P .. 'leases', now + lease, id)
     else
       local lost = dead[j.worker] or {}
@@ -52,48 +54,53 @@ local function reap(P, lease, now)
   return n
 end
 
--- dependents that one call could not release
-local function release(P, now)
-  for _, id in ipairs(redis.call('SRANDMEMBER', P .. 'releasing', 4)) do
-    H.release_dependents(P, id, redis.call('HGET', H.job(P, id), 'state') or 'failed', now)
-  end
-end
-
 local function ring_again(P, now)
   local late = redis.call('ZRANGEBYSCORE', P .. 'rung', '-inf', now, 'LIMIT', 0, BATCH)
   for _, w in ipairs(late) do
-    redis.call('ZREM', P .. 'rung', w)
-    local sig = redis.call('HGET', P .. 'rungsig', w)
-    redis.call('HDEL', P .. 'rungsig', w)
-    H.hand_on(P, w, sig, now)
+    H.hand_on(P, w, H.unring(P, w), now)
   end
   return #late
 end
 
-local function purge(P, now, retention, results, out)
-  local old = redis.call('ZRANGEBYSCORE', P .. 'jobs:final', '-inf', now - retention, 'LIMIT', 0, BATCH)
-  for _, id in ipairs(old) do H.purge(P, id) end
-  local expired = redis.call('ZRANGEBYSCORE', P .. 'expiring', '-inf', now, 'LIMIT', 0, BATCH)
-  for _, id in ipairs(expired) do H.expired(P, id) end
-  local mark = redis.call('HGET', P .. 'clock', 'results_ms') or '0'
-  local faded = redis.call('ZRANGEBYSCORE', P .. 'jobs:final', '(' .. mark, now - results, 'WITHSCORES', 'LIMIT', 0, BATCH)
-  for i = 1, #faded, 2 do
-    H.fade(P, faded[i])
-    mark = faded[i + 1]
+-- results past their retention, from the last one that was dropped on: at its place among the finished jobs, or, where that job
+-- has left, from its time on
+local function fade(P, now, keep)
+  local final, mark, last = P .. 'jobs:final', unpack(redis.call('HMGET', P .. 'clock', 'results_ms', 'results_job'))
+  local at = last and redis.call('ZRANK', final, last)
+  local some = at and redis.call('ZRANGE', final, at + 1, at + BATCH, 'WITHSCORES')
+    or redis.call('ZRANGEBYSCORE', final, mark or '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, BATCH)
+  local n = 0
+  for i = 1, #some, 2 do
+    if tonumber(some[i + 1]) > now - keep then break end
+    H.fade(P, some[i])
+    last, mark, n = some[i], some[i + 1], n + 1
   end
-  if #faded > 0 then
-    for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'jobs:final', mark, mark)) do H.fade(P, id) end
-    redis.call('HSET', P .. 'clock', 'results_ms', mark)
-  end
-  H.retire_idle(P, now - H.DAY_MS, BATCH)
-  if out then return #old + #expired end         -- who was silent because nobody was there gets time for a heartbeat first
+  if n > 0 then redis.call('HSET', P .. 'clock', 'results_ms', mark, 'results_job', last) end
+  return n
+end
+
+-- who was silent because nobody was there gets time for a heartbeat first
+local function forget_silent(P, now)
   for _, w in ipairs(redis.call('ZRANGEBYSCORE', P .. 'workers', '-inf', now - H.DAY_MS, 'LIMIT', 0, BATCH)) do
     if redis.call('EXISTS', P .. 'running:' .. w) == 0 then H.forget_worker(P, w) end
   end
   for _, class in ipairs(redis.call('ZRANGEBYSCORE', P .. 'classseen', '-inf', now - 2 * H.DAY_MS, 'LIMIT', 0, 16)) do
     H.retire_class(P, class)
   end
-  return #old + #expired
+end
+
+-- how many records left, how many results, and whether a batch was full, so that more may be due
+local function purge(P, now, keep, keep_results)
+  local old, gone, dropped = redis.call('ZRANGEBYSCORE', P .. 'jobs:final', '-inf', now - keep, 'LIMIT', 0, BATCH), 0, 0
+  for _, id in ipairs(old) do
+    if H.leave(P, id) then gone = gone + 1 end
+  end
+  local expired = redis.call('ZRANGEBYSCORE', P .. 'expiring', '-inf', now, 'LIMIT', 0, BATCH)
+  for _, id in ipairs(expired) do
+    if H.expired(P, id) then gone = gone + 1 else dropped = dropped + 1 end
+  end
+  local faded = fade(P, now, keep_results)
+  return gone, dropped + faded, #old == BATCH or #expired == BATCH or faded == BATCH
 end
 
 -- after an outage no lease is looked at before its floor: who keeps the clock sleeps until then
@@ -107,13 +114,22 @@ local function next_due(P, now)
   return math.max(0, due - now)
 end
 
+-- the namespace's own times: of a lease, of records and of results
+local function times(P)
+  local v = redis.call('HMGET', P .. 'config', 'lease_ms', 'job_keep_ms', 'result_keep_ms')
+  return tonumber(v[1] or '60000'), tonumber(v[2] or '2592000000'), tonumber(v[3] or '604800000')
+end
+
 register('tick', {'allow-oom'}, function(K, A)
-  local P, now, lease = K[1], H.now(), tonumber(A[1])
+  local P, now = K[1], H.now()
+  local lease, keep, keep_results = times(P)
   local promoted = promote(P, now)
-  release(P, now)
+  H.release_more(P, now)
   local out = outage(P, lease, now)
   local reaped = out and 0 or reap(P, lease, now)
   local rung = ring_again(P, now)
-  local purged = purge(P, now, tonumber(A[2]), tonumber(A[3]), out)
-  return {purged < BATCH and next_due(P, now) or 0, promoted, reaped, rung, purged}
+  local purged, faded, more = purge(P, now, tonumber(A[1] or keep), tonumber(A[2] or keep_results))
+  if H.retire_idle(P, now - H.DAY_MS, BATCH) == BATCH then more = true end
+  if not out then forget_silent(P, now) end
+  return {more and 0 or math.min(next_due(P, now), math.floor(lease / 3)), promoted, reaped, rung, purged, faded}
 end)

@@ -24,7 +24,6 @@ from typing import Any, NoReturn
 from . import given, preload, report
 
 INTERRUPTED = 130
-VERSION = list(sys.version_info[:2])
 # Names that only a pickle by value holds: code does not survive a change of Python's minor version.
 BY_VALUE = (b"_make_function", b"_make_skeleton_class", b"CodeType")
 
@@ -146,25 +145,17 @@ def _unpickle(spec: dict[str, Any], part: str) -> Any:
 
 def load(spec: dict[str, Any], part: str, data: bytes) -> Any:
     """What these bytes, a part of the call, hold; CannotLoad with the reason."""
-    if spec["python"][:2] != VERSION and any(name in data for name in BY_VALUE):
-        theirs = _dotted(spec["python"])
-        raise CannotLoad(f"{_where(spec, part)}: code does not travel between these; ask for python={theirs}")
+    theirs, ours = ".".join(map(str, spec["python"])), ".".join(map(str, sys.version_info[:3]))
+    where = f"the {part} was pickled by Python {theirs}, this is Python {ours} ({sys.executable})"
+    if list(spec["python"][:2]) != list(sys.version_info[:2]) and any(name in data for name in BY_VALUE):
+        raise CannotLoad(f"{where}: code does not travel between these; ask for python={theirs}")
     try:
         return pickle.loads(data)
     except ModuleNotFoundError as error:
-        message = f"{_where(spec, part)}: the module {error.name!r} is missing here"
+        message = f"{where}: the module {error.name!r} is missing here"
         raise CannotLoad(message) from error
     except BaseException as error:
-        raise CannotLoad(f"{_where(spec, part)}: {type(error).__name__}: {error}") from error
-
-
-def _where(spec: dict[str, Any], part: str) -> str:
-    theirs, ours = _dotted(spec["python"]), _dotted(sys.version_info[:3])
-    return f"the {part} was pickled by Python {theirs}, this is Python {ours} ({sys.executable})"
-
-
-def _dotted(version: Sequence[int]) -> str:
-    return ".".join(map(str, version))
+        raise CannotLoad(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _dump(spec: dict[str, Any]) -> Callable[[Any, Any], None]:

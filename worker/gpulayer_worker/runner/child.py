@@ -41,7 +41,7 @@ def become_job(message: dict[str, Any], pipes: dict[str, int], server: int, priv
             os.close(descriptor)
         environment = _connect(message, pipes)
         cgroups.enter(message.get("cgroups", ()))
-        signals.open_all()
+        signals.let_go()
         code = _run(message, pipes, environment)
     except BaseException as error:  # noqa: BLE001 - nothing may unwind into the fork server's loop
         _explain(pipes, type(error).__name__, f"cannot start: {error}")

@@ -41,8 +41,7 @@ class Job:
         self.ended = False
         self.killed = False
         self.files = files
-        # How its main process ended, as the worker is told of it.
-        self.exit = "null"
+        self.exit: dict[str, Any] | None = None
         self.strays: list[dict[str, Any]] = []
         self.started = started
         self.folders = folders

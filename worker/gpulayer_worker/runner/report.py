@@ -29,8 +29,6 @@ KIND_CHARS = 400
 MOST_KINDS = 32
 EXACT_INTEGER = 2**53
 JSON_DEPTH = 50
-# Such a header, with the size of the payload: most reports of tiny jobs, whose longest step an encoder would be.
-PLAIN = b'{"ok":true,"kind":"json","size":%d,"file":null}'
 FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -97,19 +95,10 @@ class Payload:
 
 def send(descriptor: int, header: dict[str, Any], payload: bytes = b"") -> None:
     """Writes the one frame of this job."""
-    text = PLAIN % header["size"] if is_commonest(header) else _encoded(header)
+    text = json.dumps(header, ensure_ascii=False).encode("utf-8", "backslashreplace")
     frame = LENGTH.pack(len(text)) + text + payload
     while frame:
         frame = frame[os.write(descriptor, frame) :]
-
-
-def is_commonest(header: dict[str, Any]) -> bool:
-    """Whether it is the report of a plain result that travels in the frame."""
-    return header["ok"] and header.get("kind") == "json" and header["file"] is None
-
-
-def _encoded(header: dict[str, Any]) -> bytes:
-    return json.dumps(header, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 # --- results ---
@@ -146,8 +135,7 @@ def is_plain_array(value: Any) -> bool:
 def write_result(value: Any, payload: Payload, dump: Callable[[Any, Any], None]) -> str:
     """Writes a result in the safest form that keeps it whole; the name of the form."""
     if is_plain(value):
-        text = repr(value) if type(value) is int else json.dumps(value, separators=(",", ":"))
-        payload.write(text.encode("ascii"))
+        payload.write(json.dumps(value, separators=(",", ":")).encode("ascii"))
         return "json"
     if is_plain_array(value):
         sys.modules["numpy"].lib.format.write_array(payload, value, allow_pickle=False)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import os
 import select
 import signal
@@ -31,6 +30,7 @@ LOOK_AT_LEASES_S = 5.0
 LAST_WAIT_S = 0.05
 # News of a start waits so long for more: where the job has ended by then, the worker is woken once for both.
 LINGER_MS = 3
+USAGE = ("ru_utime", "ru_stime", "ru_maxrss")
 FORK_WARNS = tuple(sys.version_info) >= (3, 12)
 
 
@@ -42,7 +42,6 @@ class Server:
         self._worker = worker
         self._decoder = wire.Decoder()
         self._outgoing = bytearray()
-        self._wants_room = False
         self._linger_until_s: float | None = None
         self._jobs = Jobs()
         self._open = True
@@ -130,9 +129,10 @@ class Server:
     def _tell_start(self, job: Job, kind: str) -> None:
         waits = not self._outgoing or self._linger_until_s is not None
         until_s = self._linger_until_s or time.monotonic() + LINGER_MS / 1000
-        self._outgoing += wire.framed(f'{{"event":"started","id":{wire.quoted(job.id)},"pid":{job.pid}}}')
+        self._tell("started", id=job.id, pid=job.pid)
         # Of a process that serves many calls, the first is waiting.
-        self._linger_until_s = until_s if waits and kind != "warm" else None
+        if waits and kind != "warm":
+            self._linger_until_s = until_s
 
     def _flush(self) -> None:
         if self._linger_until_s is not None:
@@ -147,10 +147,8 @@ class Server:
                 del self._outgoing[:taken]
         except OSError:
             self._close()
-        if bool(self._outgoing) != self._wants_room:
-            self._wants_room = bool(self._outgoing)
-            wanted = select.POLLIN | select.POLLOUT if self._wants_room else select.POLLIN
-            self._poller.modify(self._link.fileno(), wanted)
+        wanted = select.POLLIN | select.POLLOUT if self._outgoing else select.POLLIN
+        self._poller.modify(self._link.fileno(), wanted)
 
     # --- requests ---
 
@@ -168,9 +166,7 @@ class Server:
             self._tell("refused", id=message["id"], error=f"cannot fork: {error}")
             return
         folders = message.get("cgroups", ())
-        # Of a job that has a group, the group says what is its own.
-        files = set() if folders else held_files(pipes, self._null)
-        job = Job(message["id"], pid, lease_until_s, files, started, folders)
+        job = Job(message["id"], pid, lease_until_s, held_files(pipes, self._null), started, folders)
         self._jobs.add(job)
         self._tell_start(job, message["kind"])
 
@@ -212,7 +208,7 @@ class Server:
 
     def _request_preload(self, message: dict[str, Any], _: list[int]) -> None:
         imported, failed = preload.load(message["modules"])
-        note_own_state()
+        child.note_environment()
         unsafe = preload.foreign_threads() + preload.open_gpus()
         self._tell("preloaded", imported=imported, failed=failed, unsafe=unsafe)
 
@@ -240,7 +236,7 @@ class Server:
             reaped = True
             job = self._jobs.main_ended(pid)
             if job is not None:
-                job.exit = told_exit(code, usage)
+                job.exit = dict(ending(code), usage={name: getattr(usage, name) for name in USAGE})
                 ended.append(job)
         if reaped:
             self._settle(childless, ended)
@@ -250,15 +246,9 @@ class Server:
         gone = self._jobs.sweep(childless)
         for job in ended:
             if job not in gone:
-                self._tell_end("exited", job)
+                self._tell("exited", id=job.id, exit=job.exit)
         for job in gone:
-            self._tell_end("gone", job)
-
-    def _tell_end(self, event: str, job: Job) -> None:
-        strays = json.dumps(job.strays) if job.strays else "[]"
-        known = f'"id":{wire.quoted(job.id)},"exit":{job.exit},"strays":{strays}'
-        self._outgoing += wire.framed(f'{{"event":"{event}",{known}}}')
-        self._linger_until_s = None
+            self._tell("gone", id=job.id, exit=job.exit, strays=job.strays)
 
     def _look_at_clocks(self) -> None:
         now_s = proctree.lease_clock_s()
@@ -284,12 +274,6 @@ def _ignore(*_: object) -> None:
     """A handler that only makes the signal wake the loop."""
 
 
-def note_own_state() -> None:
-    """What jobs are to be rid of is looked up here, once, and not in each of them."""
-    child.note_environment()
-    signals.note_ignored()
-
-
 def fork_quietly() -> int:
     """os.fork without its warning: the threads it may find are those that a preloaded library keeps to itself."""
     if not FORK_WARNS:
@@ -299,12 +283,11 @@ def fork_quietly() -> int:
         return os.fork()
 
 
-def told_exit(code: int, usage: Any) -> str:
-    """A wait status as exit code or signal, and what was used: processor time in seconds, memory in KiB; as JSON."""
-    killed = os.WIFSIGNALED(code)
-    end, number = ("null", os.WTERMSIG(code)) if killed else (os.WEXITSTATUS(code), "null")
-    used = f"[{usage.ru_utime!r},{usage.ru_stime!r},{usage.ru_maxrss}]"
-    return f'{{"code":{end},"signal":{number},"usage":{used}}}'
+def ending(code: int) -> dict[str, int | None]:
+    """A wait status as exit code or signal."""
+    if os.WIFSIGNALED(code):
+        return {"code": None, "signal": os.WTERMSIG(code)}
+    return {"code": os.WEXITSTATUS(code), "signal": None}
 
 
 def identity(facts: os.stat_result) -> tuple[int, int]:
@@ -329,7 +312,7 @@ def serve(descriptor: int) -> int:
     with forks.leaving_out():
         preload.bring_cloudpickle(sys.argv[3:])
     preload.settle()
-    note_own_state()
+    child.note_environment()
     # For its jobs, which inherit it.
     faulthandler.enable()
     # What an import prints goes to the worker's log; a job gets a stdout of its own.
