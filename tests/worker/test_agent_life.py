@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from gpulayer_broker.connection import Endpoint
 from gpulayer_broker.functions import Submission
@@ -23,12 +24,15 @@ def started(desk: Desk, job: str) -> int:
     return int(wait_until(lambda: desk.tail(job), PATIENCE_S, f"{job} speaks"))
 
 
-def test_sigterm_finishes_what_runs_and_takes_nothing_new(desk: Desk, hire: Hire, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_first_signal_finishes_what_runs_and_takes_nothing_new(
+    desk: Desk, hire: Hire, tmp_path: Path, number: int
+) -> None:
     worker = hire()
     gate = tmp_path / "gate"
     running = desk.shell(f"echo $$; while [ ! -e {gate} ]; do sleep 0.05; done")
     started(desk, running)
-    worker.send(signal.SIGTERM)
+    worker.send(number)
     wait_until(
         lambda: "draining" in [w["state"] for w in desk.workers().values()], PATIENCE_S, "the worker drains"
     )
@@ -40,13 +44,17 @@ def test_sigterm_finishes_what_runs_and_takes_nothing_new(desk: Desk, hire: Hire
     assert [w["state"] for w in desk.workers().values()] == ["offline"]
 
 
-def test_a_second_sigterm_hands_back_what_runs_uncounted(desk: Desk, hire: Hire) -> None:
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_hands_back_what_runs_uncounted(
+    desk: Desk, hire: Hire, first: int, second: int
+) -> None:
     worker = hire()
     job = desk.shell("echo $$; sleep 300")
     pid = started(desk, job)
-    worker.send(signal.SIGTERM)
+    worker.send(first)
     wait_until(lambda: "stopping" in worker.said(), PATIENCE_S, "the worker has heard it")
-    worker.send(signal.SIGTERM)
+    worker.send(second)
     assert worker.process.wait(PATIENCE_S) == 0
     record = desk.record(job)
     assert (record.state, record.losses) == ("queued", 0)
