@@ -262,8 +262,8 @@ class Run:
         call = self.spec.call
         assert call is not None
         return FunctionCall(
-            function=self._part(call.function, scratch.file("function")),
-            arguments=self._part(call.arguments, scratch.file("arguments")),
+            function=self._part(call.function, scratch, "function"),
+            arguments=self._part(call.arguments, scratch, "arguments"),
             python=version_of(call),
             payload=scratch.file("result"),
             name=call.qualname or "function",
@@ -271,11 +271,12 @@ class Run:
             given=scratch.file("given") if call.given else None,
         )
 
-    def _part(self, payload: Payload, path: Path) -> bytes | Path:
+    def _part(self, payload: Payload, scratch: Scratch, name: str) -> bytes | Path:
         """What is small goes to the process as it is: a file costs more than the rest of a tiny job's start."""
         data = self._bytes(payload)
         if len(data) <= INLINE_BYTES:
             return data
+        path = scratch.file(name)
         path.write_bytes(data)
         return path
 

@@ -409,6 +409,35 @@ def test_threads_are_joined_and_exit_handlers_run(bench: Bench) -> None:
     assert bench.out(handle) == "thread\nhandler\n"
 
 
+def test_a_log_handler_keeps_nothing_back_at_the_end(bench: Bench) -> None:
+    def say(path: str) -> None:
+        import logging
+        import logging.handlers
+
+        logger = logging.getLogger("job")
+        logger.addHandler(logging.handlers.MemoryHandler(100, target=logging.FileHandler(path)))
+        logger.warning("the last words")
+
+    path = bench.folder / "words"
+    bench.run(say, str(path))
+
+    assert path.read_text() == "the last words\n"
+
+
+def test_tasks_of_a_thread_pool_that_nobody_closed_are_finished(bench: Bench) -> None:
+    def start(path: str) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+        from pathlib import Path
+
+        pool = ThreadPoolExecutor(1)
+        for task in (lambda: math.factorial(20_000), Path(path).touch):
+            pool.submit(task)
+
+    bench.run(start, str(bench.folder / "touched"))
+
+    assert (bench.folder / "touched").exists()
+
+
 def test_multiprocessing_works_inside_a_function(bench: Bench) -> None:
     def spread(method: str) -> list[int]:
         import math

@@ -417,6 +417,5 @@ class ForkServer:
 
 def exit_of(told: Mapping[str, Any]) -> Exit:
     """How a main process ended, as the fork server tells it."""
-    used = told["usage"]
-    usage = Usage(used["ru_utime"], used["ru_stime"], used["ru_maxrss"] * 1024)
-    return Exit(told["code"], told["signal"], usage)
+    user_s, system_s, rss_kib = told["usage"]
+    return Exit(told["code"], told["signal"], Usage(user_s, system_s, rss_kib * 1024))

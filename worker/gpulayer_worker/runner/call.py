@@ -17,13 +17,16 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-from . import given, preload, report
+from . import forks, given, preload, report
 
 INTERRUPTED = 130
+VERSION = list(sys.version_info[:2])
+
+_main = ModuleType("__main__")
 # Names that only a pickle by value holds: code does not survive a change of Python's minor version.
 BY_VALUE = (b"_make_function", b"_make_skeleton_class", b"CodeType")
 
@@ -32,9 +35,9 @@ class CannotLoad(Exception):
     """The function or its arguments cannot be unpickled here."""
 
 
-def call(spec: dict[str, Any], descriptor: int | None) -> int:
-    """Runs the function of `spec` in this process; the exit code."""
-    prepare(spec)
+def call(spec: dict[str, Any], descriptor: int | None, environment: Mapping[str, str] = os.environ) -> int:
+    """Runs the function of `spec` in this process, which has this environment; the exit code."""
+    prepare(spec, environment)
     header, payload, code = _outcome(spec)
     if descriptor is not None:
         with contextlib.suppress(BrokenPipeError):
@@ -55,12 +58,12 @@ def call_and_exit(path: str, descriptor: int) -> NoReturn:
 # --- before ---
 
 
-def prepare(spec: dict[str, Any]) -> None:
+def prepare(spec: dict[str, Any], environment: Mapping[str, str] = os.environ) -> None:
     """Makes this process look like a Python that has just been started in the job's folder."""
     # The runner's own __main__ must not be found by a user's pickle, nor be run again by multiprocessing.
-    sys.modules["__main__"] = ModuleType("__main__")
+    sys.modules["__main__"] = _main
     sys.argv = [str(spec.get("name", "function"))]
-    extra = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    extra = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:0] = [os.getcwd(), *(entry for entry in extra if entry not in sys.path)]
     _bring(spec.get("fallback_path", []))
     # A crash in native code leaves at least the Python stack in the log.
@@ -79,7 +82,8 @@ def _bring(folders: list[str]) -> None:
 
 def _disown_finalizers() -> None:
     """What an import set up for the exit of the fork server (a temporary folder's removal) is not a job's to do."""
-    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+    registry = getattr(weakref.finalize, "_registry", None)
+    for finalizer in list(registry) if registry else ():
         finalizer.atexit = False
 
 
@@ -145,17 +149,25 @@ def _unpickle(spec: dict[str, Any], part: str) -> Any:
 
 def load(spec: dict[str, Any], part: str, data: bytes) -> Any:
     """What these bytes, a part of the call, hold; CannotLoad with the reason."""
-    theirs, ours = ".".join(map(str, spec["python"])), ".".join(map(str, sys.version_info[:3]))
-    where = f"the {part} was pickled by Python {theirs}, this is Python {ours} ({sys.executable})"
-    if list(spec["python"][:2]) != list(sys.version_info[:2]) and any(name in data for name in BY_VALUE):
-        raise CannotLoad(f"{where}: code does not travel between these; ask for python={theirs}")
+    if spec["python"][:2] != VERSION and any(name in data for name in BY_VALUE):
+        theirs = _dotted(spec["python"])
+        raise CannotLoad(f"{_where(spec, part)}: code does not travel between these; ask for python={theirs}")
     try:
         return pickle.loads(data)
     except ModuleNotFoundError as error:
-        message = f"{where}: the module {error.name!r} is missing here"
+        message = f"{_where(spec, part)}: the module {error.name!r} is missing here"
         raise CannotLoad(message) from error
     except BaseException as error:
-        raise CannotLoad(f"{where}: {type(error).__name__}: {error}") from error
+        raise CannotLoad(f"{_where(spec, part)}: {type(error).__name__}: {error}") from error
+
+
+def _where(spec: dict[str, Any], part: str) -> str:
+    theirs, ours = _dotted(spec["python"]), _dotted(sys.version_info[:3])
+    return f"the {part} was pickled by Python {theirs}, this is Python {ours} ({sys.executable})"
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
 
 
 def _dump(spec: dict[str, Any]) -> Callable[[Any, Any], None]:
@@ -173,7 +185,11 @@ def _dump(spec: dict[str, Any]) -> Callable[[Any, Any], None]:
 
 
 def _result(spec: dict[str, Any], value: Any) -> tuple[dict[str, Any], bytes, int]:
-    payload = report.Payload(spec["payload"], spec.get("result_limit_bytes"))
+    limit_bytes = spec.get("result_limit_bytes")
+    data = report.scalar(value)
+    if data is not None and (limit_bytes is None or len(data) <= limit_bytes):
+        return {"ok": True, "kind": "json", "size": len(data), "file": None}, data, 0
+    payload = report.Payload(spec["payload"], limit_bytes)
     try:
         kind = report.write_result(value, payload, _dump(spec))
         data = payload.close()
@@ -214,9 +230,10 @@ def failure(spec: dict[str, Any], error: BaseException, code: int) -> tuple[dict
 
 def finish() -> None:
     """What a Python does at its end and os._exit leaves out: join threads, exit handlers, flush."""
-    for name, module in (("_shutdown", threading), ("_run_exitfuncs", atexit)):
+    join = getattr(threading, "_shutdown", bool) if forks.has_threads() else bool
+    for step in (join, getattr(atexit, "_run_exitfuncs", bool), forks.end_logging):
         try:
-            getattr(module, name, bool)()
+            step()
         except BaseException:  # noqa: BLE001 - as at the end of any Python: told, and nothing more
             traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):

@@ -41,7 +41,7 @@ def become_job(message: dict[str, Any], pipes: dict[str, int], server: int, priv
             os.close(descriptor)
         environment = _connect(message, pipes)
         cgroups.enter(message.get("cgroups", ()))
-        signals.let_go()
+        signals.open_all()
         code = _run(message, pipes, environment)
     except BaseException as error:  # noqa: BLE001 - nothing may unwind into the fork server's loop
         _explain(pipes, type(error).__name__, f"cannot start: {error}")
@@ -62,7 +62,7 @@ def _run(message: dict[str, Any], pipes: dict[str, int], environment: dict[str, 
         _wear(environment)
         spec = message["call"]
         spec.update(zip(spec["inline"], message.get("blobs", ())))  # noqa: B905 - strict= came with 3.10
-        return call.call(spec, pipes.get("report"))
+        return call.call(spec, pipes.get("report"), environment)
     if message["kind"] == "warm":
         forks.take_up()
         _wear(environment)

@@ -41,7 +41,8 @@ class Job:
         self.ended = False
         self.killed = False
         self.files = files
-        self.exit: dict[str, Any] | None = None
+        # How its main process ended, as the worker is told of it.
+        self.exit = "null"
         self.strays: list[dict[str, Any]] = []
         self.started = started
         self.folders = folders

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import select
 import signal
@@ -30,7 +31,6 @@ LOOK_AT_LEASES_S = 5.0
 LAST_WAIT_S = 0.05
 # News of a start waits so long for more: where the job has ended by then, the worker is woken once for both.
 LINGER_MS = 3
-USAGE = ("ru_utime", "ru_stime", "ru_maxrss")
 FORK_WARNS = tuple(sys.version_info) >= (3, 12)
 
 
@@ -42,6 +42,7 @@ class Server:
         self._worker = worker
         self._decoder = wire.Decoder()
         self._outgoing = bytearray()
+        self._wants_room = False
         self._linger_until_s: float | None = None
         self._jobs = Jobs()
         self._open = True
@@ -129,10 +130,9 @@ class Server:
     def _tell_start(self, job: Job, kind: str) -> None:
         waits = not self._outgoing or self._linger_until_s is not None
         until_s = self._linger_until_s or time.monotonic() + LINGER_MS / 1000
-        self._tell("started", id=job.id, pid=job.pid)
+        self._outgoing += wire.framed(f'{{"event":"started","id":{wire.quoted(job.id)},"pid":{job.pid}}}')
         # Of a process that serves many calls, the first is waiting.
-        if waits and kind != "warm":
-            self._linger_until_s = until_s
+        self._linger_until_s = until_s if waits and kind != "warm" else None
 
     def _flush(self) -> None:
         if self._linger_until_s is not None:
@@ -147,8 +147,10 @@ class Server:
                 del self._outgoing[:taken]
         except OSError:
             self._close()
-        wanted = select.POLLIN | select.POLLOUT if self._outgoing else select.POLLIN
-        self._poller.modify(self._link.fileno(), wanted)
+        if bool(self._outgoing) != self._wants_room:
+            self._wants_room = bool(self._outgoing)
+            wanted = select.POLLIN | select.POLLOUT if self._wants_room else select.POLLIN
+            self._poller.modify(self._link.fileno(), wanted)
 
     # --- requests ---
 
@@ -166,7 +168,9 @@ class Server:
             self._tell("refused", id=message["id"], error=f"cannot fork: {error}")
             return
         folders = message.get("cgroups", ())
-        job = Job(message["id"], pid, lease_until_s, held_files(pipes, self._null), started, folders)
+        # Of a job that has a group, the group says what is its own.
+        files = set() if folders else held_files(pipes, self._null)
+        job = Job(message["id"], pid, lease_until_s, files, started, folders)
         self._jobs.add(job)
         self._tell_start(job, message["kind"])
 
@@ -208,7 +212,7 @@ class Server:
 
     def _request_preload(self, message: dict[str, Any], _: list[int]) -> None:
         imported, failed = preload.load(message["modules"])
-        child.note_environment()
+        note_own_state()
         unsafe = preload.foreign_threads() + preload.open_gpus()
         self._tell("preloaded", imported=imported, failed=failed, unsafe=unsafe)
 
@@ -236,7 +240,7 @@ class Server:
             reaped = True
             job = self._jobs.main_ended(pid)
             if job is not None:
-                job.exit = dict(ending(code), usage={name: getattr(usage, name) for name in USAGE})
+                job.exit = told_exit(code, usage)
                 ended.append(job)
         if reaped:
             self._settle(childless, ended)
@@ -246,9 +250,15 @@ class Server:
         gone = self._jobs.sweep(childless)
         for job in ended:
             if job not in gone:
-                self._tell("exited", id=job.id, exit=job.exit)
+                self._tell_end("exited", job)
         for job in gone:
-            self._tell("gone", id=job.id, exit=job.exit, strays=job.strays)
+            self._tell_end("gone", job)
+
+    def _tell_end(self, event: str, job: Job) -> None:
+        strays = json.dumps(job.strays) if job.strays else "[]"
+        known = f'"id":{wire.quoted(job.id)},"exit":{job.exit},"strays":{strays}'
+        self._outgoing += wire.framed(f'{{"event":"{event}",{known}}}')
+        self._linger_until_s = None
 
     def _look_at_clocks(self) -> None:
         now_s = proctree.lease_clock_s()
@@ -274,6 +284,12 @@ def _ignore(*_: object) -> None:
     """A handler that only makes the signal wake the loop."""
 
 
+def note_own_state() -> None:
+    """What jobs are to be rid of is looked up here, once, and not in each of them."""
+    child.note_environment()
+    signals.note_ignored()
+
+
 def fork_quietly() -> int:
     """os.fork without its warning: the threads it may find are those that a preloaded library keeps to itself."""
     if not FORK_WARNS:
@@ -283,11 +299,12 @@ def fork_quietly() -> int:
         return os.fork()
 
 
-def ending(code: int) -> dict[str, int | None]:
-    """A wait status as exit code or signal."""
-    if os.WIFSIGNALED(code):
-        return {"code": None, "signal": os.WTERMSIG(code)}
-    return {"code": os.WEXITSTATUS(code), "signal": None}
+def told_exit(code: int, usage: Any) -> str:
+    """A wait status as exit code or signal, and what was used: processor time in seconds, memory in KiB; as JSON."""
+    killed = os.WIFSIGNALED(code)
+    end, number = ("null", os.WTERMSIG(code)) if killed else (os.WEXITSTATUS(code), "null")
+    used = f"[{usage.ru_utime!r},{usage.ru_stime!r},{usage.ru_maxrss}]"
+    return f'{{"code":{end},"signal":{number},"usage":{used}}}'
 
 
 def identity(facts: os.stat_result) -> tuple[int, int]:
@@ -311,8 +328,9 @@ def serve(descriptor: int) -> int:
     os.chdir("/")
     with forks.leaving_out():
         preload.bring_cloudpickle(sys.argv[3:])
+    forks.leave_logging_to_jobs()
     preload.settle()
-    child.note_environment()
+    note_own_state()
     # For its jobs, which inherit it.
     faulthandler.enable()
     # What an import prints goes to the worker's log; a job gets a stdout of its own.
