@@ -14,7 +14,7 @@ import pytest
 from gpulayer_broker.units import GIB, MIB
 from tests.support import PATIENCE_S, wait_until
 from tests.worker.conftest import Hire
-from tests.worker.nvml.scenario import GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, Driver, Gpu
+from tests.worker.nvml.scenario import GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, Driver, Gpu, Slice
 from tests.worker.test_gpu_jobs import SEEN, cancel, seen_by, shell, text_of
 from tests.workers import Desk, WorkerProcess
 
@@ -199,6 +199,34 @@ def test_a_critical_xid_ends_the_job_and_the_gpus_use(desk: Desk, hire: Hire, dr
     assert reason_of(desk) == "Xid 79: fallen off the bus; reset the device, then restart the worker"
     assert seen_by(desk).startswith("cpu")
     cancel(desk, job)
+
+
+def test_a_critical_xid_of_a_card_ends_the_use_of_its_slices(desk: Desk, hire: Hire, driver: Driver) -> None:
+    driver.show(Gpu(0, mig=(Slice("T4 MIG 1g.5gb", "MIG-a"), Slice("T4 MIG 1g.5gb", "MIG-b"))), Gpu(1))
+    hire(environment=driver.environment, **OFTEN)
+    job = shell(desk, f"[ $GPULAYER_ATTEMPT = 2 ] || sleep 60; {SEEN}", gpus=1, gpu_model="MIG,T4")
+    other = shell(desk, "sleep 60", gpus=1)
+    for each in (job, other):
+        desk.reaches(each, "running")
+
+    driver.xid(0, 95)
+
+    wait_until(lambda: usable(desk) == {Gpu(1).uuid}, PATIENCE_S, "only the other card is used")
+    assert "Xid 95" in str(reason_of(desk))
+    cancel(desk, other)
+    assert Gpu(1).uuid in text_of(desk, job)
+
+
+def test_a_job_whose_slice_is_taken_away_is_handed_back(desk: Desk, hire: Hire, driver: Driver) -> None:
+    driver.show(Gpu(0, mig=(Slice("T4 MIG 1g.5gb", "MIG-a"),)))
+    hire(environment=driver.environment, **OFTEN)
+    job = shell(desk, f"[ $GPULAYER_ATTEMPT = 2 ] || sleep 60; {SEEN}", gpus=1)
+    desk.reaches(job, "running")
+
+    driver.show(Gpu(0, mig=(Slice("T4 MIG 2g.10gb", "MIG-b", 10 * GIB),)))
+
+    assert "MIG-b" in text_of(desk, job)
+    assert b"MIG-a is no longer shown by its driver" in desk.tail(job, attempt=1)
 
 
 def test_an_xid_of_the_program_is_no_fault_of_the_gpu(desk: Desk, hire: Hire, driver: Driver) -> None:

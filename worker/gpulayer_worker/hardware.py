@@ -206,12 +206,14 @@ class Hardware:
 
     def why_lost(self, attempt: Attempt) -> str:
         """What became of the attempt's devices, in a line."""
-        names = {uuid for uuid, _ in attempt.grant.lots}
+        names, sight = {uuid for uuid, _ in attempt.grant.lots}, self._watch.sight
         reasons = [
             f"gpu {device.index} ({device.name}): {device.reason}"
-            for device in self._watch.sight.report.devices
+            for device in sight.report.devices
             if device.uuid in names and device.reason
         ]
+        gone = sorted(names - {device.uuid for device in sight.report.devices})
+        reasons += [f"{uuid} is no longer shown by its driver" for uuid in gone if not sight.dead]
         return "; ".join(reasons) or "the device driver does not answer"
 
     def _changed(self, sight: Sight) -> None:

@@ -48,6 +48,7 @@ class Nvml:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._handles: dict[str, Any] = {}
+        self._slices: dict[str, tuple[str, ...]] = {}
         self._unified: set[str] = set()
 
     def open(self) -> None:
@@ -56,6 +57,7 @@ class Nvml:
     def report(self) -> Report:
         """Every device in PCI order, which is the order of nvidia-smi."""
         self._handles.clear()
+        self._slices.clear()
         try:
             count = pynvml.nvmlDeviceGetCount()
         except NVMLError as error:
@@ -78,6 +80,7 @@ class Nvml:
         except NVMLError as error:
             return [device.unusable(reason_of(error))]
         slices = [self._slice(device, part) for part in _slices(handle)]
+        self._slices[device.uuid] = tuple(each.uuid for each in slices)
         return slices or [device.unusable("MIG is on and no slice is made; nvidia-smi mig -cgi")]
 
     def _unreachable(self, index: int, reason: str) -> Device:
@@ -171,7 +174,10 @@ class Nvml:
         return told.split(" ")[0].rsplit("/", 1)[-1] or "unknown"
 
     def xids(self, wait_ms: int) -> Iterator[tuple[str, int]]:
-        """Waits for critical errors for ever: (uuid of the device, Xid). Ends where the driver tells of none."""
+        """Waits for critical errors for ever: (uuid of the device, Xid). Ends where the driver tells of none.
+
+        The error of a card is one of each of its slices.
+        """
         events = _told(pynvml.nvmlEventSetCreate)
         if events is None or not self._register(events):
             return
@@ -184,7 +190,7 @@ class Nvml:
                 return
             uuid = _told(lambda event=event: _text(pynvml.nvmlDeviceGetUUID(event.device)))  # type: ignore[misc]
             if uuid and event.eventType & pynvml.nvmlEventTypeXidCriticalError:
-                yield uuid, int(event.eventData)
+                yield from ((each, int(event.eventData)) for each in self._slices.get(uuid, (uuid,)))
 
     def _register(self, events: Any) -> bool:
         """Whether any device tells of its errors."""
