@@ -47,7 +47,8 @@ class Leaks:
         self._members = {name: self._read(name) for name in self._types if _lists(name)}
 
     def found(self) -> list[str]:
-        return [line for name in self._types for line in self._judge(name)] + list(self._lost_jobs())
+        found = [line for name in self._types for line in self._judge(name)]
+        return [*found, *self._lost_jobs(), *self._half_matched()]
 
     def _scan(self) -> Iterator[bytes]:
         cursor = b"0"
@@ -104,6 +105,12 @@ class Leaks:
         if known is not None:
             gone = self._members[name] - known
             yield from (f"{name}: lists {member}, which is gone" for member in sorted(gone)[:3])
+
+    def _half_matched(self) -> Iterator[str]:
+        """A match that one of its two tables knows alone: who claims finds the job, and nobody is rung for it."""
+        fits = {(each, sig) for each in self._under("fits:") for sig in self._members[f"fits:{each}"]}
+        classes = {(each, sig) for sig in self._under("classes:") for each in self._members[f"classes:{sig}"]}
+        yield from (f"{sig} and class {each} are matched by halves" for each, sig in sorted(fits ^ classes))
 
     def _lost_jobs(self) -> Iterator[str]:
         """Records that no index leads to."""

@@ -368,3 +368,13 @@ def test_a_worker_that_rings_passed_by_is_rung_when_it_is_heard_again(link: Link
         hand.renew(worker)
 
         assert hand.mail("w1") == ["work"]
+
+
+def test_a_worker_is_rung_for_what_was_known_before_it_came(link: Link, root: str) -> None:
+    hand = Hand(link, root)
+    hand.introduce(SIGNATURES[0], {})
+    hand.claim(hand.machine("w1", {SIGNATURES[0]: ()}))
+
+    hand.submit(SIGNATURES[0])
+
+    assert hand.mail("w1") == ["work"]
