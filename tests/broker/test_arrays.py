@@ -283,6 +283,16 @@ def test_the_client_is_told_of_each_page_and_of_the_end(hand: Hand, worker: Mach
     assert told == [(b"items", b"0 1", b"0-1"), (b"items", b"1 2", b"1-2"), (b"succeeded", b"fetch", b"")]
 
 
+def test_what_a_client_that_left_was_told_of_an_array_goes_before_the_array_does(
+    hand: Hand, worker: Machine
+) -> None:
+    hand.submit(CPU, count=2, client="c1")
+    (grant,) = hand.claim(worker, 1)
+    end(hand, grant)
+
+    assert 0 < hand.link.call("TTL", hand.key("done:c1")) <= 3600
+
+
 def test_an_expired_lease_of_a_chunk_gives_its_range_to_another(hand: Hand, worker: Machine) -> None:
     array = hand.submit(CPU, count=1)
     (grant,) = hand.claim(worker, 1)
