@@ -215,7 +215,9 @@ def _group_end(client: Client, group: str) -> _End:
 
 
 def _wait(handle: Job[Any], end: float | None) -> None:
-    handle._notice(None if end is None else max(0.0, end - time.monotonic()))
+    left_s = None if end is None else max(0.0, end - time.monotonic())
+    if handle._notice(left_s) is None:
+        raise handle._late(left_s)
 
 
 def fetch_job(
