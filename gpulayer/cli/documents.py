@@ -66,6 +66,7 @@ def job_facts(record: JobRecord, worker_name: str) -> list[tuple[str, str]]:
         facts.append(("command", " ".join(command)))
     if usage := document(record.usage):
         facts.append(("usage", _usage(usage)))
+        facts += [("gpu", _device_usage(each)) for each in _devices(usage)]
     if progress := progress_text(record.progress):
         facts.append(("progress", progress))
     if record.final and record.state != SUCCEEDED:
@@ -121,9 +122,27 @@ def _usage(usage: Any) -> str:
         parts.append(f"wall {usage['wall_s']:.2f} s")
     if isinstance(usage.get("cpu_s"), (int, float)):
         parts.append(f"cpu {usage['cpu_s']:.2f} s")
-    if isinstance(usage.get("max_rss_bytes"), int):
-        parts.append(f"memory {format_size(usage['max_rss_bytes'])}")
+    # That of the whole tree, where the system counts it; else that of its largest process.
+    for key in ("peak_memory_bytes", "max_rss_bytes"):
+        if isinstance(usage.get(key), int):
+            parts.append(f"memory {format_size(usage[key])}")
+            break
     return ", ".join(parts)
+
+
+def _devices(usage: Any) -> list[dict[str, Any]]:
+    listed = usage.get("devices")
+    return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+
+
+def _device_usage(usage: dict[str, Any]) -> str:
+    """One GPU's peak and mean, as far as its driver told them."""
+    told = []
+    if isinstance(usage.get("peak_memory_bytes"), int):
+        told.append(f"{format_size(usage['peak_memory_bytes'])} at most")
+    if isinstance(usage.get("mean_utilisation"), (int, float)):
+        told.append(f"{usage['mean_utilisation']:g} % busy")
+    return f"{usage.get('uuid')}: {', '.join(told) or 'not told by its driver'}"
 
 
 def _utc(time_ms: int | None) -> str | None:

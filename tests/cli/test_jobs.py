@@ -48,6 +48,27 @@ def test_show_prints_worker_attempt_wait_and_run_time(cli: Cli, bench: Bench) ->
     assert facts["note"] == "new.txt was not returned: --output new.txt"
 
 
+@pytest.mark.parametrize(
+    ("device", "text"),
+    [
+        ({"peak_memory_bytes": 3 << 30, "mean_utilisation": 87.5}, "3.0 GB at most, 87.5 % busy"),
+        ({"mean_utilisation": 0.0}, "0 % busy"),
+        ({}, "not told by its driver"),
+    ],
+)
+def test_show_prints_what_was_used_of_each_gpu(
+    cli: Cli, bench: Bench, device: dict[str, float], text: str
+) -> None:
+    job_id = submitted(cli)
+    devices = [{"uuid": "GPU-5a1c", **device}]
+    usage = {"wall_s": 2, "max_rss_bytes": 1 << 20, "peak_memory_bytes": 1 << 30, "devices": devices}
+    bench.end(job_id, fields={"usage": json.dumps(usage)})
+
+    shown = cli("show", job_id).out.splitlines()
+    assert "usage       wall 2.00 s, memory 1.0 GB" in shown
+    assert f"gpu         GPU-5a1c: {text}" in shown
+
+
 def test_show_as_json_carries_the_end_reason_and_the_error(cli: Cli, bench: Bench) -> None:
     job_id = submitted(cli)
     bench.end(job_id, "failed", reason="oom", fields={"error": '{"message": "out of memory", "signal": 9}'})
