@@ -244,10 +244,10 @@ def settings_page() -> str:
             "folder or the nearest one above (if nobody else can write it), `~/.config/gpulayer/config.toml`, the\n"
             'default. A file\'s unknown key is an error. Durations are seconds or `"5m"`, sizes bytes or `"64MiB"`.\n',
             table(("setting", "variable", "default", "meaning"), rows),
-            "`lease_s`, `job_keep_s`, `result_keep_s`, `log_tail_bytes`, `lost_workers`, `placement` and `queued_jobs`\n"
-            "are kept by the queue, for all of a namespace: when leases are judged and records leave is the same\n"
-            "whoever keeps its clock. The private set-up writes its own whenever its server starts; a worker that\n"
-            "starts writes those of its own that differ from the defaults. Clients write none.\n",
+            "`lease_s`, `job_keep_s`, `result_keep_s`, `log_tail_bytes`, `lost_workers`, `placement` and\n"
+            "`queued_jobs` are kept by the queue, for all of a namespace: when leases are judged and records leave\n"
+            "is the same whoever keeps its clock. The private set-up writes its own whenever its server starts; a\n"
+            "worker that starts writes those of its own that differ from the defaults. Clients write none.\n",
             "## Other variables\n",
             table(("variable", "meaning"), ((f"`{k}`", v) for k, v in OTHER_VARIABLES.items())),
             "## What a job finds in its environment\n",

@@ -305,7 +305,6 @@ class Ticked:
     """Milliseconds until something falls due, and how much did: `purged` records left, and `faded` results."""
 
     next_ms: int
-    promoted: int
     reaped: int
     rung: int
     purged: int

@@ -3,7 +3,8 @@
 
 function H.now()
   local t = redis.call('TIME')
-  return t[1] * 1000 + (t[2] - t[2] % 1000) / 1000
+  local us = tonumber(t[2])
+  return t[1] * 1000 + (us - us % 1000) / 1000
 end
 
 function H.job(P, id) return P .. 'job:' .. id end

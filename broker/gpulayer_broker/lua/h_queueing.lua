@@ -10,7 +10,8 @@ function H.block(A, i)
   local b = {id = A[i], sig = A[i + 1], owner = A[i + 2], prio = A[i + 3], queue = A[i + 4], client = A[i + 5], kind = A[i + 6],
              name = A[i + 7], options = A[i + 8], spec = A[i + 9], lane = A[i + 10], delay = 0, prepare = '0', on_outage = '',
              idem = '', digest = '', count = 0, after = '', policy = '', permit = '', rate = '', keep = 0}
-  if not A[i + 11] then return b end
+  b.is_plain = not A[i + 11]
+  if b.is_plain then return b end
   b.delay, b.prepare, b.on_outage, b.digest = tonumber(A[i + 11]), A[i + 12], A[i + 13], A[i + 15]
   if A[i + 14] ~= '' then b.idem = b.owner .. '/' .. A[i + 14] end
   b.count, b.after, b.policy, b.permit, b.rate = tonumber(A[i + 16]), A[i + 17], A[i + 18], A[i + 19], A[i + 20]
@@ -29,20 +30,33 @@ local function is_fine(name)
   return true
 end
 
+local function wrong_rarities(b)
+  if not b.count or b.count < 0 or b.count ~= math.floor(b.count) then return 'count' end
+  if b.permit ~= '' and not string.find(b.permit, '^[^%s:]+=[1-9]%d*$') then return 'permit ' .. b.permit end
+  if b.rate ~= '' and not string.find(b.rate, '^[^%s:]+=[1-9]%d*/[1-9]%d*$') then return 'rate ' .. b.rate end
+  if b.policy ~= '' and b.policy ~= 'succeeded' and b.policy ~= 'ended' then return 'policy ' .. b.policy end
+  if not b.keep or b.keep < 0 or b.keep ~= b.keep then return 'keep' end
+  if not b.delay or b.delay < 0 or b.delay ~= b.delay then return 'delay' end
+  return nil
+end
+
+local function wrong_name(b)
+  if not string.find(b.id, '^[^%s:]+$') then return 'id' end
+  if not is_fine(b.owner) then return 'owner' end
+  if not is_fine(b.queue) then return 'queue' end
+  if not is_fine(b.sig) then return 'sig' end
+  if b.client ~= '' and not is_fine(b.client) then return 'client' end
+  return nil
+end
+
 -- names become parts of keys, and a priority outside 0 to 4 would never be claimed: whatever sends it, it is refused
 function H.wrong(b)
-  local name = not string.find(b.id, '^[^%s:]+$') and 'id' or not is_fine(b.owner) and 'owner' or not is_fine(b.queue) and 'queue'
-    or not is_fine(b.sig) and 'sig' or b.client ~= '' and not is_fine(b.client) and 'client'
+  local name = wrong_name(b)
   if name then return H.refuse('submit', name .. ' is empty, or holds a blank or a colon') end
   if not RANKS[b.prio] then return H.refuse('submit', 'priority ' .. b.prio) end
-  if not b.count or b.count < 0 or b.count ~= math.floor(b.count) then return H.refuse('submit', 'count') end
-  if b.permit ~= '' and not string.find(b.permit, '^[^%s:]+=[1-9]%d*$') then return H.refuse('submit', 'permit ' .. b.permit) end
-  if b.rate ~= '' and not string.find(b.rate, '^[^%s:]+=[1-9]%d*/[1-9]%d*$') then return H.refuse('submit', 'rate ' .. b.rate) end
-  if b.policy ~= '' and b.policy ~= 'succeeded' and b.policy ~= 'ended' then return H.refuse('submit', 'policy ' .. b.policy) end
   if string.find(b.id, '/', 1, true) then return H.refuse('submit', 'id holds a slash') end
-  if not b.keep or b.keep < 0 or b.keep ~= b.keep then return H.refuse('submit', 'keep') end
-  if not b.delay or b.delay < 0 or b.delay ~= b.delay then return H.refuse('submit', 'delay') end
-  return nil
+  local rarity = not b.is_plain and wrong_rarities(b)
+  return rarity and H.refuse('submit', rarity) or nil
 end
 
 function H.known(P, sig) return redis.call('HEXISTS', P .. 'signatures', sig) == 1 end
@@ -76,7 +90,6 @@ end
 local function rare_fields(b, g)
   local r = {}
   local function add(name, value) r[#r + 1] = name; r[#r + 1] = value end
-  if b.lane ~= '' then add('lane', b.lane) end
   if b.prepare == '1' then add('prepare', '1') end
   if b.count > 0 then add('count', b.count) end
   if b.keep > 0 then add('keep_ms', b.keep) end
@@ -91,9 +104,10 @@ end
 local function write_record(P, b, g, seq, phase, entry, queued_ms, now)
   redis.call('HSET', H.job(P, b.id), 'state', 'queued', 'seq', seq, 'sig', b.sig, 'owner', b.owner, 'prio', b.prio, 'queue', b.queue,
              'attempt', '0', 'kind', b.kind, 'client', b.client, 'entry', entry, 'phase', phase, 'queued_ms', queued_ms,
-             'created_ms', now, 'name', b.name, 'options', b.options, 'spec', b.spec, 'signed', '')
-  local rare = rare_fields(b, g)
-  if #rare > 0 then redis.call('HSET', H.job(P, b.id), unpack(rare)) end
+             'created_ms', now, 'name', b.name, 'options', b.options, 'spec', b.spec, 'signed', '',
+             unpack(b.lane ~= '' and {'lane', b.lane} or {}))
+  local rare = not b.is_plain and rare_fields(b, g)
+  if rare and #rare > 0 then redis.call('HSET', H.job(P, b.id), unpack(rare)) end
 end
 
 local function enter_counts(P, b, seq)
@@ -107,7 +121,7 @@ end
 -- holds back enters its stream at once, at its own age
 function H.create(P, b, g, now)
   local seq = H.next_age(P)
-  local at_once = b.delay == 0 and b.after == '' and b.permit == '' and b.rate == ''
+  local at_once = b.is_plain or b.delay == 0 and b.after == '' and b.permit == '' and b.rate == ''
   if at_once then
     write_record(P, b, g, seq, 'ready', H.append(P, b.id, b.sig, b.owner, b.prio, seq), now, now)
   else

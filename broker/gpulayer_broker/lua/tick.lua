@@ -4,7 +4,7 @@
 --   its full length once, so an outage alone loses no job.
 -- How long a lease, a record and a result last is the namespace's own affair (`config`), whoever calls.
 -- Keys: root. Arguments: none, or, to remove more now than the namespace would, retention_ms of records, and of results.
--- Returns: {ms until the next due, promoted, reaped, rung, purged records, dropped results}; a clock that stands still for half a
+-- Returns: {ms until the next due, reaped, rung, purged records, dropped results}; a clock that stands still for half a
 --   lease looks like an outage, so the next tick is due within a third of one.
 local BATCH = 100
 
@@ -17,7 +17,6 @@ local function promote(P, now)
       H.event(P, id, 'queued')
     end
   end
-  return #due
 end
 
 -- nobody ticked for more than half a lease, or the clock went back: leases are not judged before a full lease has passed
@@ -123,7 +122,7 @@ end
 register('tick', {'allow-oom'}, function(K, A)
   local P, now = K[1], H.now()
   local lease, keep, keep_results = times(P)
-  local promoted = promote(P, now)
+  promote(P, now)
   H.release_more(P, now)
   local out = outage(P, lease, now)
   local reaped = out and 0 or reap(P, lease, now)
@@ -131,5 +130,5 @@ register('tick', {'allow-oom'}, function(K, A)
   local purged, faded, more = purge(P, now, tonumber(A[1] or keep), tonumber(A[2] or keep_results))
   if H.retire_idle(P, now - H.DAY_MS, BATCH) == BATCH then more = true end
   if not out then forget_silent(P, now) end
-  return {more and 0 or math.min(next_due(P, now), math.floor(lease / 3)), promoted, reaped, rung, purged, faded}
+  return {more and 0 or math.min(next_due(P, now), math.floor(lease / 3)), reaped, rung, purged, faded}
 end)
