@@ -25,7 +25,7 @@ class WorkerVerdict:
     provides: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """All workers' answers to one request, and the line that sums them up."""
 
@@ -39,6 +39,9 @@ class Explanation:
         """never, if no known worker can ever run it; busy, if none can now; else yes."""
         verdicts = {worker.fits for worker in self.workers}
         return "yes" if "yes" in verdicts else "busy" if "busy" in verdicts else "never"
+
+    def __repr__(self) -> str:
+        return str(self)  # what a notebook shows
 
     def __str__(self) -> str:
         lines = [f"{worker.worker}: {'; '.join(worker.reasons)}" for worker in self.workers]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
 
+from gpulayer.advising import Adviser
 from gpulayer.groups import SIZE, is_group, member_id, members, new_group_id
 from gpulayer.handing_over import Arguments, taken_out, waiting_for
 from gpulayer.options import Plan
@@ -89,6 +90,7 @@ class Submitter:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.courier = Courier(session)
+        self.adviser = Adviser(session)
         self._owner = owner()
         self._members: Recent[str, list[str]] = Recent(GROUPS_KEPT)
 
@@ -139,6 +141,7 @@ class Submitter:
         """(the job's id, whether it is new and not an earlier one of the same idempotency key)."""
         job = self._submission(order, client)
         job_id = self._session.attempt(lambda queue: queue.submit(job, order.plan.needs))
+        self.adviser.submitted(order.plan.needs)
         return job_id, job_id == job.id
 
     def submit_many(
@@ -147,7 +150,9 @@ class Submitter:
         """The ids, in order, a batch at a time; a batch is sent when it is asked for."""
         jobs = ((self._submission(order, client()), order.plan.needs) for order in orders)
         for batch, needs in _batches(jobs, min(most, BATCH)):
-            yield self._session.attempt(partial(Queue.submit_many, jobs=batch, needs=needs))
+            ids = self._session.attempt(partial(Queue.submit_many, jobs=batch, needs=needs))
+            self.adviser.submitted(needs)
+            yield ids
 
     def _predecessors(self, plan: Plan) -> tuple[str, ...]:
         """The jobs that have to end first, a group's members in its place; these never change."""

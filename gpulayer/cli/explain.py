@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from gpulayer.cli import options as opt
-from gpulayer.cli.fitting import known_workers
 from gpulayer.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def explain_plan(client: Client, plan: Plan, json: bool) -> int:
     """The same of what is not submitted yet."""
     from gpulayer.explaining import explain
 
-    found = explain(plan.needs, known_workers(client))
+    found = explain(plan.needs, client._opened.submitter.adviser.workers())
     if json:
         print_json({"schema": 1, **_document(found)})
         return 0

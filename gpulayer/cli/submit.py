@@ -175,8 +175,6 @@ def _submit(
     spec = _Packer(client, files).spec_of(command, plan)
     check_fit(client, plan.needs, must_fit=must_fit)
     job = client.submit_order(Order(spec, plan))
-    for warning in client._session.warnings:
-        say(f"gpulayer: {warning}")
     if ending.detach:
         print_json({"schema": 1, "id": job.id, "state": job.state}) if ending.json else print(job.id)
         return 0
@@ -209,8 +207,6 @@ def _submit_many(
     name = first.spec.name.rpartition("[")[0]
     result = client.submit_group(chain([first], orders), len(turns.all), Manner(name))
     (group,) = result.ids
-    for warning in client._session.warnings:
-        say(f"gpulayer: {warning}")
     if ending.detach:
         print_json({"schema": 1, "id": group, "total": len(result)}) if ending.json else print(group)
         return 0

@@ -18,9 +18,12 @@ pytest.importorskip("ipykernel")
 
 pytestmark = pytest.mark.timeout(120)
 
+# Of the server's set-up nothing is said.
 FIRST_CELL = """
+import logging
 import gpulayer as gl
 
+logging.getLogger("gpulayer").setLevel(logging.ERROR)
 offset = 3
 
 @gl.remote

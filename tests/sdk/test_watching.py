@@ -17,11 +17,13 @@ from gpulayer.client import Client
 from tests.sdk.benches import Bench, good
 from tests.support import PATIENCE_S, wait_until
 
+# Of the server's set-up nothing is said.
 SCRIPT = """
-import sys
+import logging, sys
 import gpulayer as gl
 import gpulayer.watching
 
+logging.getLogger("gpulayer").setLevel(logging.ERROR)
 if "patient" in sys.argv:
     gpulayer.watching.SECOND_CHANCE_S = 600
 
