@@ -40,6 +40,7 @@ class Job:
     granted_ms: int = 0
     cancel: bool = False
     reported: bool = False
+    ride: str = ""
     watchers: set[str] = field(default_factory=set)
 
     @property
@@ -93,6 +94,10 @@ class Model:
 
     def running(self, worker: str | None = None) -> list[Job]:
         return [j for j in self.attempts().values() if j.runs and worker in (None, j.worker)]
+
+    def holding(self, worker: str | None = None) -> list[Job]:
+        """One of those that share a slot, for each slot."""
+        return list({j.ride or j.token: j for j in self.running(worker)}.values())
 
     def holds(self, job_id: str, token: str) -> bool:
         j = self.attempts().get(job_id)
@@ -252,13 +257,16 @@ class Model:
         j.entry, j.phase = self.seq, "ready"
 
     def _take(self, w: Worker, o: Offer) -> None:
-        for n in range(o.max):
+        for _ in range(o.max):
             found = self._next(w, o)
             if found is None:
                 return
             j, lots = found
-            j.attempt += 1
-            self._grant(j, w, lots, f"{j.attempt}:{o.nonce}{n}")
+            self._give(j, w, o, lots)
+
+    def _give(self, j: Job, w: Worker, o: Offer, lots: tuple[tuple[str, int], ...]) -> None:
+        j.attempt += 1
+        self._grant(j, w, lots, f"{j.attempt}:{o.nonce}{len(w.grants)}")
 
     def _grant(self, j: Job, w: Worker, lots: tuple[tuple[str, int], ...], token: str) -> None:
         j.state, j.phase = (SCHEDULED if j.s.prepare else RUNNING), ""
@@ -275,14 +283,14 @@ class Model:
         fitting = [
             (j, lots) for j in self.jobs.values() if j.waits and (lots := self._fit(j, w, o)) is not None
         ]
-        held = {j.s.owner: sum(r.s.owner == j.s.owner for r in self.running()) for j, _ in fitting}
+        held = {j.s.owner: sum(r.s.owner == j.s.owner for r in self.holding()) for j, _ in fitting}
         return min(fitting, key=lambda f: (f[0].s.priority, held[f[0].s.owner], f[0].entry), default=None)
 
     def _fit(self, j: Job, w: Worker, o: Offer) -> tuple[tuple[str, int], ...] | None:
         groups = self.fits[w.machine.class_id].get(j.s.signature)
         letter, gpus, vram, cpus, memory = amounts(j.s.signature)
-        on_node = [amounts(r.s.signature) for r in self.running() if r.node == w.machine.node]
-        mine = sum(amounts(r.s.signature)[3] for r in self.running(w.machine.id))
+        on_node = [amounts(r.s.signature) for r in self.holding() if r.node == w.machine.node]
+        mine = sum(amounts(r.s.signature)[3] for r in self.holding(w.machine.id))
         free_cpus = min(w.machine.slots - mine, w.machine.node_cpus - sum(a[3] for a in on_node))
         if groups is None or cpus > free_cpus or memory > w.machine.memory_mib - sum(a[4] for a in on_node):
             return None
@@ -314,7 +322,7 @@ class Model:
 
     def _detach(self, j: Job) -> None:
         j.ended_token, j.token = (j.token if j.reported else ""), ""
-        j.reported = False
+        j.reported, j.ride = False, ""
 
     def _finish(self, j: Job, state: str) -> None:
         if j.runs:

@@ -78,14 +78,17 @@ class QueueMachine(RuleBasedStateMachine):
     @initialize(waiting=st.lists(st.sampled_from(SIGNATURES), min_size=1, max_size=5))
     def set_up(self, waiting: list[str]) -> None:
         """Everybody has registered, and there is something to do."""
+        self._register_all()
+        for n, sig in enumerate(waiting):
+            job = self._submission(n, sig)
+            assert self.hand.run(fn.submit(job)).outcome == self.model.submit(job)[0]
+
+    def _register_all(self) -> None:
         for sig in SIGNATURES:
             self.hand.introduce(sig, {})
         for machine in self.machines.values():
             self.hand.register(machine, FITS[machine.class_id])
             self.model.register(replace(machine))
-        for n, sig in enumerate(waiting):
-            job = self._submission(n, sig)
-            assert self.hand.run(fn.submit(job)).outcome == self.model.submit(job)[0]
 
     def teardown(self) -> None:
         keys = self.hand.link.call("KEYS", self.hand.key("*"))
@@ -371,6 +374,7 @@ def _record(seen: Snapshot, job_id: str) -> dict[str, object]:
         "cancel": bool(j.get("cancel")),
         "worker": j["worker"] if running else "",
         "lots": tuple((uuid, int(share)) for uuid, share in lots_of(j)) if running else (),
+        "ride": j.get("ride", ""),
     }
 
 
@@ -386,11 +390,12 @@ def _expected(j: Job) -> dict[str, object]:
         "cancel": j.cancel,
         "worker": j.worker if j.runs else "",
         "lots": j.lots if j.runs else (),
+        "ride": j.ride,
     }
 
 
-def run_histories(link: Link, machine: type[QueueMachine]) -> None:
-    with virtual_library(link) as clock:
+def run_histories(link: Link, machine: type[QueueMachine], patches: dict[str, str] | None = None) -> None:
+    with virtual_library(link, patches) as clock:
         clock.draw_in_order()
         run_state_machine_as_test(
             cast(type[RuleBasedStateMachine], lambda: machine(link, clock)),

@@ -283,9 +283,11 @@ def waits(j: dict[str, str]) -> bool:
     return j["state"] == "queued" or ("count" in j and j["state"] == "running" and bool(j.get("entry")))
 
 
-def explored(link: Link, explorer: type[Explorer], world: World) -> tuple[int, Explorer]:
+def explored(
+    link: Link, explorer: type[Explorer], world: World, patches: dict[str, str] | None = None
+) -> tuple[int, Explorer]:
     """How many states there are, and the explorer that has been in each."""
-    with virtual_library(link) as clock:
+    with virtual_library(link, patches) as clock:
         clock.draw_in_order()
         found = explorer(link, world)
         states = found.run()

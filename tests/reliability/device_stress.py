@@ -61,6 +61,10 @@ class DeviceStress(Stress):
     def _function(self) -> Callable[[str, int], list[int]]:
         return work_on_devices
 
+    @property
+    def _call(self) -> Callable[[str, int], list[int]]:
+        return work_on_devices
+
     def _begin_and_end(self, mark: Path) -> tuple[str, str]:
         locks = self.folder / "devices"
         return TAKE.format(locks=locks, mark=mark), LEAVE.format(mark=mark)

@@ -31,13 +31,13 @@ from gpulayer_broker.errors import GpulayerError, JobNotFound
 from gpulayer_broker.folders import locate_folders
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.settings import Settings
-from gpulayer_broker.spec import Spec
+from gpulayer_broker.spec import Spec, lane_of
 from tests import checker
 from tests.leaks import leaks
 from tests.moves import strange_moves
 from tests.reliability.history import History, account
 from tests.reliability.nemesis import fork_servers, is_gone, job_processes, kill, processes_of
-from tests.reliability.stress_jobs import KINDS, Job, Mark, Report, make_job, work
+from tests.reliability.stress_jobs import KINDS, Job, Mark, Report, call, make_job, work
 from tests.snapshot import read
 from tests.support import PATIENCE_S, wait_until
 from tests.workers import Desk, WorkerProcess
@@ -134,7 +134,8 @@ class Stress:
             spec, options = self._spec(job)
             while not self._over.is_set():
                 with suppress(GpulayerError), self._history.call("submit", id=job.id):
-                    desk.submit(spec, id=job.id, options=options, needs=needs, **self._gates(job))
+                    lane = {"lane": lane_of(spec)} if job.kind == "call" else {}
+                    desk.submit(spec, id=job.id, options=options, needs=needs, **self._gates(job), **lane)
                     break
         desk.close()
 
@@ -150,6 +151,8 @@ class Stress:
         mark = self.marks / job.id
         if job.kind == "function":
             return self.desk.function_spec(self._function, str(mark), job.number), options
+        if job.kind == "call":
+            return self.desk.function_spec(self._call, str(mark), job.number, isolation="warm"), options
         begin, end = self._begin_and_end(mark)
         body = {
             "command": f"echo result {job.number}",
@@ -163,6 +166,10 @@ class Stress:
     @property
     def _function(self) -> Callable[[str, int], list[int]]:
         return work
+
+    @property
+    def _call(self) -> Callable[[str, int], list[int]]:
+        return call
 
     def _begin_and_end(self, mark: Path) -> tuple[str, str]:
         """What a command does first and last."""
@@ -274,7 +281,7 @@ class Stress:
         out = []
         if ("end", attempt) not in [(word, number) for word, number, _ in marks]:
             out.append(f"{job.id} succeeded at attempt {attempt}, which never came to its end")
-        if job.kind == "function":
+        if job.kind in ("function", "call"):
             value = self.desk.value(job.id)
             return out if value == [job.number, job.number**2] else [*out, f"{job.id} returned {value!r}"]
         if self.desk.whole_log(job.id) != job.words:
@@ -305,6 +312,7 @@ class Stress:
             "heads:",
             "waiting:",
             "permits:",
+            "rides",
             "key:",
             "after:",
         )
