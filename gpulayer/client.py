@@ -172,8 +172,11 @@ class Client:
             return spec
         from gpulayer.shipping import with_files
 
+        if not isinstance(inputs, Mapping):
+            raise UsageError("inputs: write a mapping of paths in the job's folder to files here")
         files = {dest: Path(path) for dest, path in inputs.items()}
-        return with_files(spec, self._session, Path(source) if source is not None else None, files, outputs)
+        patterns = [outputs] if isinstance(outputs, str) else outputs
+        return with_files(spec, self._session, Path(source) if source is not None else None, files, patterns)
 
     def submit_call(self, packed: PackedFunction, call: Arguments, plan: Plan) -> Job[Any]:
         """Submits one call of a packed function."""

@@ -6,6 +6,7 @@ Without a source, arguments that are existing files under the current folder are
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -27,6 +28,8 @@ def with_files(
     """The spec with its files stored: `source` a folder, or else the files that are `named` one by one."""
     from gpulayer_broker.store.bundle import make_bundle, ship_files
 
+    for path in (*([source] if source is not None else ()), *inputs, *inputs.values()):
+        _refuse_no_path(str(path))
     limits = {"limit_bytes": session.settings.source_bytes, "limit_files": session.settings.source_files}
     store = session.store
     source_digest = input_digest = ""
@@ -38,6 +41,15 @@ def with_files(
         input_digest = ship_files(inputs, store, **limits).digest
     patterns = tuple(map(checked_pattern, outputs))
     return replace(spec, source=source_digest, inputs=input_digest, outputs=patterns)
+
+
+def _refuse_no_path(text: str) -> None:
+    if "\0" in text:
+        raise BadSource(f"path {text!r} holds a NUL byte, which no path can", value=text)
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise BadSource(f"path {text!r} holds half a character, which no path can", value=text) from None
 
 
 def files_named(argv: Sequence[str], folder: Path) -> dict[str, Path]:

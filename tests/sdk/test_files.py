@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,34 @@ def test_arguments_that_are_files_here_are_found(tmp_path: Path) -> None:
         "train.py": tmp_path / "train.py",
         "sub/data.csv": tmp_path / "sub/data.csv",
     }
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"source": "a\0b"}, {"inputs": {"data.csv": "a\0b"}}, {"inputs": {"a\0b": __file__}}],
+    ids=["source", "input", "place"],
+)
+def test_a_path_with_a_nul_byte_is_refused_in_one_line(client: Client, files: dict[str, Any]) -> None:
+    with pytest.raises(BadSource, match=r"path 'a\\x00b' holds a NUL byte, which no path can"):
+        client.submit(["true"], **files)
+
+
+def test_a_path_that_has_no_bytes_is_refused_in_one_line(client: Client) -> None:
+    with pytest.raises(BadSource, match=r"path '\\ud800' holds half a character"):
+        client.submit(["true"], source="\ud800")
+
+
+def test_inputs_without_places_are_refused_in_one_line(client: Client) -> None:
+    with pytest.raises(
+        UsageError, match="inputs: write a mapping of paths in the job's folder to files here"
+    ):
+        client.submit(["true"], inputs=["data.csv"])  # type: ignore[call-overload]
+
+
+def test_one_pattern_of_outputs_need_not_be_a_list(client: Client) -> None:
+    job = client.submit(["true"], outputs="*.pt")
+
+    assert specs.decode(job.record.spec).outputs == ("*.pt",)
 
 
 def test_inputs_are_written_as_source_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
