@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker.test_connection import scripted_server
 from tests.cli.conftest import Cli
 from tests.servers import QueueServer
 from tests.support import PATIENCE_S
@@ -203,6 +204,16 @@ def test_a_server_that_would_evict_jobs_is_told(cli: Cli, queue_server: Callable
     outcome = cli("jobs", "--redis", server.endpoint.url)
 
     assert "maxmemory-policy allkeys-lru" in one_line(outcome.err)
+    assert outcome.code == 78
+
+
+@pytest.mark.parametrize("command", [["jobs"], ["status"], ["submit", "--", "true"]])
+def test_a_server_that_is_too_old_is_told_with_what_is_needed(cli: Cli, command: list[str]) -> None:
+    facts = b"redis_version:6.2.14\r\n"
+    with scripted_server(*[b"$%d\r\n%s\r\n" % (len(facts), facts)] * 3) as link:
+        outcome = cli(command[0], "--redis", link.endpoint.url, *command[1:])
+
+    assert "is Redis 6.2.14: GPUlayer needs Redis 7.0 or Valkey 7.2" in one_line(outcome.err)
     assert outcome.code == 78
 
 
