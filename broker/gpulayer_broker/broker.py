@@ -20,8 +20,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, cast
 
@@ -230,18 +229,13 @@ class CapabilityBroker(Broker):
     def emit_after(self, signal: str, *args: Any, **kwargs: Any) -> None:
         """As Dramatiq's; while a message's processing is followed up, what middleware enqueues goes to its outbox."""
         if signal in ("process_message", "skip_message") and isinstance(args[0], MessageProxy):
-            with self._outbox_of(args[0]):
+            self._processing.outbox = getattr(args[0], "outbox", None)
+            try:
                 super().emit_after(signal, *args, **kwargs)
+            finally:
+                self._processing.outbox = None
         else:
             super().emit_after(signal, *args, **kwargs)
-
-    @contextmanager
-    def _outbox_of(self, message: MessageProxy) -> Iterator[None]:
-        self._processing.outbox = getattr(message, "outbox", None)
-        try:
-            yield
-        finally:
-            self._processing.outbox = None
 
     def _open_outbox(self) -> Outbox | None:
         return getattr(self._processing, "outbox", None)
