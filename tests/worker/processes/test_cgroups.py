@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulayer_worker.processes.cgroup import Group, Groups, clear_groups, open_groups
-from gpulayer_worker.processes.cgroup_mounts import read_mounts
+from gpulayer_worker.processes.cgroup_mounts import Mounts, read_mounts
 from gpulayer_worker.runner import cgroups
 from tests.support import PATIENCE_S, wait_until
 
@@ -22,9 +22,8 @@ MIB = 1 << 20
 FILL_MEMORY = "b = bytearray(200 << 20); print(len(b))"
 
 
-@pytest.fixture
-def groups(tmp_path: Path) -> Iterator[Groups]:
-    groups = open_groups(tmp_path, 4096)
+def opened(folder: Path, mounts: Mounts) -> Iterator[Groups]:
+    groups = open_groups(folder, 4096, mounts)
     if not groups.describe()["uses"]:
         pytest.skip("no control group can be made here")
     yield groups
@@ -32,10 +31,21 @@ def groups(tmp_path: Path) -> Iterator[Groups]:
 
 
 @pytest.fixture
-def group(groups: Groups) -> Group:
-    group = groups.take()
-    assert group is not None
-    return group
+def groups(tmp_path: Path) -> Iterator[Groups]:
+    yield from opened(tmp_path, read_mounts())
+
+
+@pytest.fixture(params=["all that is there", "version 2 alone"])
+def group(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Group]:
+    """What holds for each kind of group, also for one that bounds nothing."""
+    mounts = read_mounts()
+    if request.param == "version 2 alone":
+        mounts = Mounts({}, mounts.unified)
+    (tmp_path / "either").mkdir()
+    for groups in opened(tmp_path / "either", mounts):
+        group = groups.take()
+        assert group is not None
+        yield group
 
 
 def test_a_job_is_in_its_group_before_it_runs(bench: Bench, group: Group) -> None:
@@ -43,6 +53,12 @@ def test_a_job_is_in_its_group_before_it_runs(bench: Bench, group: Group) -> Non
 
     job.wait(PATIENCE_S)
     assert bench.out(job).count(cgroups.tag(group.folders).decode()) == len(group.folders)
+
+
+def test_a_job_does_not_wait_for_version_2_where_version_1_bounds_it(groups: Groups) -> None:
+    facts = groups.describe()
+
+    assert facts["version"] == 2 or not {"pids", "unified"} <= set(facts["uses"])  # type: ignore[call-overload]
 
 
 def test_a_function_is_in_its_group_too(bench: Bench, group: Group) -> None:

@@ -1,15 +1,16 @@
 """A control group for each job, where this system lets the worker make them.
 
 A group bounds a job's memory and processes, ends it whole, and tells afterwards how much memory and time it took and
-whether the kernel killed any of it for memory. Version 1 (memory, pids) and version 2 are used, also one beside the
-other; what is missing is done without: `Groups.describe` says what there is. Where there is nothing at all, jobs run
-without, and their trees are known by sessions, pipes and marks alone.
+whether the kernel killed any of it for memory. Version 1 (memory, pids, cpuacct) is used where it bounds processes,
+else version 2; what is missing is done without: `Groups.describe` says what there is. Where there is nothing at all,
+jobs run without, and their trees are known by sessions, pipes and marks alone.
 
 All groups are below one folder in each hierarchy, named after the worker's own folder. Where it is, is written down
 there, so that a worker that starts again finds what a killed one left, wherever it is started from.
 
 On a pure version 2 system the worker moves itself into a leaf, because only a group without processes can hand
-controllers down. That road is written from the kernel's documentation; version 1 and both side by side are tested.
+controllers down. That road is written from the kernel's documentation; version 1, and version 2 without controllers,
+are tested.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Group:
         self._folders = dict(folders)
         self._memory_v2 = version_of_memory == 2
         self.limit_bytes = 0
-        ordered = [folders[name] for name in ("unified", "pids", "memory") if name in folders]
+        ordered = [folders[name] for name in ("unified", "pids", "memory", "cpuacct") if name in folders]
         # As the fork server takes them: the one that ends all at once first.
         self.folders = tuple(dict.fromkeys(ordered))
 
@@ -77,15 +78,21 @@ class Group:
 
     def facts(self) -> GroupFacts:
         """What it has used so far."""
-        memory, pids, unified = (self._folders.get(name) for name in ("memory", "pids", "unified"))
+        memory, pids = self._folders.get("memory"), self._folders.get("pids")
         peak, kills = ("memory.peak", "memory.events") if self._memory_v2 else _V1_FACTS
-        cpu_us = _fields(unified, "cpu.stat").get("usage_usec")
         return GroupFacts(
             peak_bytes=_number(memory, peak),
-            cpu_s=None if cpu_us is None else cpu_us / 1e6,
+            cpu_s=self._cpu_s(),
             oom_kills=_fields(memory, kills).get("oom_kill", 0),
             forks_refused=_fields(pids, "pids.events").get("max", 0),
         )
+
+    def _cpu_s(self) -> float | None:
+        if "cpuacct" in self._folders:
+            used_ns = _number(self._folders["cpuacct"], "cpuacct.usage")
+            return None if used_ns is None else used_ns / 1e9
+        used_us = _fields(self._folders.get("unified"), "cpu.stat").get("usage_usec")
+        return None if used_us is None else used_us / 1e6
 
     def remove(self) -> None:
         """Ends what is left in it and removes its folders; gives up, and says so, where the kernel keeps one."""
@@ -158,12 +165,15 @@ def open_groups(home: Path, most_processes: int, mounts: Mounts | None = None) -
     name = f"gpulayer-{sha256(str(home.resolve()).encode()).hexdigest()[:12]}"
     roots: dict[str, Path] = {}
     version = 1
-    for kind in ("memory", "pids"):
+    # Where processor time is counted and shared out in one hierarchy, groups would change who gets how much.
+    counts_alone = mounts.v1.get("cpuacct") != mounts.v1.get("cpu")
+    for kind in ("memory", "pids", *(["cpuacct"] if counts_alone else [])):
         if kind in mounts.v1 and (root := _usable(mounts.v1[kind] / name)):
             roots[kind] = root
-    if mounts.unified and (root := _usable(mounts.unified / name)):
+    # Beside version 1 it would add nothing but the wait of each job that enters it.
+    if "pids" not in roots and mounts.unified and (root := _usable(mounts.unified / name)):
         roots["unified"] = root
-        if not roots.keys() & {"memory", "pids"}:
+        if "memory" not in roots:
             handed_down = _hand_down(root)
             version = 2 if "memory" in handed_down else 1
             roots.update(dict.fromkeys(handed_down, root))

@@ -40,7 +40,7 @@ def become_job(message: dict[str, Any], pipes: dict[str, int], server: int, priv
         for descriptor in private:
             os.close(descriptor)
         environment = _connect(message, pipes)
-        cgroups.enter(message.get("cgroups", ()))
+        cgroups.enter_alone(message.get("cgroups", ()))
         signals.open_all()
         code = _run(message, pipes, environment)
     except BaseException as error:  # noqa: BLE001 - nothing may unwind into the fork server's loop
