@@ -92,12 +92,15 @@ RateLimit: TypeAlias = Annotated[
     str | None,
     typer.Option("--rate-limit", metavar="N/TIME", help="How many jobs of the key begin, as 100/1m."),
 ]
-PRIORITY = typer.Option(
-    "--priority",
-    metavar="P",
-    help="critical, high, normal, low or idle.",
-    autocompletion=completing.one_of(completing.priorities),
-)
+Priority: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--priority",
+        metavar="P",
+        help="critical, high, normal, low or idle (normal).",
+        autocompletion=completing.one_of(completing.priorities),
+    ),
+]
 RetryOn: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(

@@ -14,6 +14,7 @@ import typer
 
 from gpulayer.cli import completing
 from gpulayer.cli import options as opt
+from gpulayer.cli.job_options import Wanted, job_options
 from gpulayer.cli.output import print_json, say
 from gpulayer_broker.errors import UsageError, did_you_mean
 
@@ -33,6 +34,7 @@ class Call:
     items: list[Any] | None
 
 
+@job_options
 def run_function(
     function: Annotated[
         str, typer.Argument(metavar="MODULE:FUNCTION", help="The function, such as train:main.")
@@ -60,41 +62,10 @@ def run_function(
             autocompletion=completing.one_of(completing.isolations),
         ),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="What the job is called.")
-    ] = None,
-    priority: Annotated[str | None, opt.PRIORITY] = None,
-    timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="When to end it, such as 90s or 2h.")
-    ] = None,
-    retries: Annotated[
-        int | None, typer.Option("--retries", metavar="N", help="Tries after a failure.")
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="K[=V]", help="A variable of the job; without =V it is copied."),
-    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the ids and leave.")] = False,
-    accelerator: opt.Accelerator = None,
-    gpus: opt.Gpus = None,
-    gpu_memory: opt.GpuMemory = None,
-    gpu_model: opt.GpuModel = None,
-    framework: opt.Framework = None,
-    profile: opt.Profile = None,
-    cpus: opt.Cpus = None,
-    memory: opt.Memory = None,
-    disk: opt.Disk = None,
-    python: opt.Python = None,
-    label: opt.Label = None,
-    delay: opt.Delay = None,
-    eta: opt.Eta = None,
-    retry_on: opt.RetryOn = None,
     result_ttl: opt.ResultTtl = None,
-    after: opt.After = None,
-    after_policy: opt.AfterPolicy = None,
-    concurrency_key: opt.ConcurrencyKey = None,
-    concurrency: opt.Concurrency = None,
-    rate_limit: opt.RateLimit = None,
+    *,
+    wanted: Wanted,
     target: opt.TargetOption = None,
     redis: opt.RedisOption = None,
     json: opt.JsonOption = False,
@@ -107,36 +78,11 @@ def run_function(
     """
     from gpulayer.options import plan_of
 
-    given = {
-        "accelerator": accelerator,
-        "gpus": gpus,
-        "gpu_memory": gpu_memory,
-        "gpu_model": gpu_model,
-        "frameworks": framework,
-        "profile": profile,
-        "cpus": cpus,
-        "memory": memory,
-        "disk": disk,
-        "python": python,
-        "labels": label,
-        "delay": delay,
-        "eta": eta,
-        "retry_on": retry_on,
-        "result_ttl": result_ttl,
-        "after": after,
-        "after_policy": after_policy,
-        "concurrency_key": concurrency_key,
-        "concurrency": concurrency,
-        "rate_limit": rate_limit,
-        "isolation": isolation,
-        "name": name,
-        "priority": priority,
-        "timeout": timeout,
-        "retries": retries,
-        "env": opt.environment(env) if env else None,
-    }
-    given = {key: value for key, value in given.items() if value is not None}
+    own_words = {"isolation": isolation, "result_ttl": result_ttl}
+    given = {**wanted, **{name: value for name, value in own_words.items() if value is not None}}
     plan_of(given, flags=True)
+    if map_over is not None and wanted.get("idempotency_key"):
+        raise UsageError("--idempotency-key names one job: a map has many")
     found = loaded(function)
     own = dict(getattr(found, "_options", {}))
     plan = plan_of({**own, **given}, flags=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpulayer.cli import options as opt
+from gpulayer.cli.job_options import Wanted, job_options
 from gpulayer.cli.output import print_json, say
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Files:
     ship: bool
 
 
+@job_options
 def submit_command(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- CMD…", help="The command and its arguments.")
@@ -52,20 +54,6 @@ def submit_command(
     no_ship: Annotated[
         bool, typer.Option("--no-ship", help="Send no files that the command merely names.")
     ] = False,
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="K[=V]", help="A variable of the job; without =V it is copied."),
-    ] = None,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the job is called.")] = "",
-    priority: Annotated[str, opt.PRIORITY] = "normal",
-    timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="When to end it, such as 90s or 2h.")
-    ] = None,
-    retries: Annotated[int, typer.Option("--retries", metavar="N", help="Tries after a failure.")] = 0,
-    idempotency_key: Annotated[
-        str | None,
-        typer.Option("--idempotency-key", metavar="KEY", help="The same key submits the same job once."),
-    ] = None,
     array: Annotated[
         str | None,
         typer.Option(
@@ -83,25 +71,8 @@ def submit_command(
     must_fit: Annotated[
         bool, typer.Option("--must-fit", help="Refuse what no known worker can ever run.")
     ] = False,
-    accelerator: opt.Accelerator = None,
-    gpus: opt.Gpus = None,
-    gpu_memory: opt.GpuMemory = None,
-    gpu_model: opt.GpuModel = None,
-    framework: opt.Framework = None,
-    profile: opt.Profile = None,
-    cpus: opt.Cpus = None,
-    memory: opt.Memory = None,
-    disk: opt.Disk = None,
-    python: opt.Python = None,
-    label: opt.Label = None,
-    delay: opt.Delay = None,
-    eta: opt.Eta = None,
-    retry_on: opt.RetryOn = None,
-    after: opt.After = None,
-    after_policy: opt.AfterPolicy = None,
-    concurrency_key: opt.ConcurrencyKey = None,
-    concurrency: opt.Concurrency = None,
-    rate_limit: opt.RateLimit = None,
+    *,
+    wanted: Wanted,
     target: opt.TargetOption = None,
     redis: opt.RedisOption = None,
     json: opt.JsonOption = False,
@@ -115,34 +86,7 @@ def submit_command(
     from gpulayer.cli.many import turns_of
     from gpulayer.options import plan_of
 
-    turns = turns_of(array, each_line, idempotency_key)
-    wanted = {
-        "accelerator": accelerator,
-        "gpus": gpus,
-        "gpu_memory": gpu_memory,
-        "gpu_model": gpu_model,
-        "frameworks": framework,
-        "profile": profile,
-        "cpus": cpus,
-        "memory": memory,
-        "disk": disk,
-        "python": python,
-        "labels": label,
-        "delay": delay,
-        "eta": eta,
-        "retry_on": retry_on,
-        "after": after,
-        "after_policy": after_policy,
-        "concurrency_key": concurrency_key,
-        "concurrency": concurrency,
-        "rate_limit": rate_limit,
-        "name": name,
-        "priority": priority,
-        "timeout": timeout,
-        "retries": retries,
-        "idempotency_key": idempotency_key,
-        "env": opt.environment(env or []),
-    }
+    turns = turns_of(array, each_line, wanted.get("idempotency_key"))
     plan = plan_of(wanted, flags=True)
     files = Files(source, input or [], output or [], not no_ship)
     with opt.open_client(target, redis) as client:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpulayer.cli.run_function import plain_value
+from gpulayer.options import KNOWN
 from gpulayer_broker import spec as specs
+from gpulayer_broker.arguments import Wording
 from gpulayer_broker.connection import Link
 from gpulayer_broker.queue import Queue
 from tests.cli.conftest import Cli, Outcome
@@ -159,3 +161,26 @@ def test_a_line_that_is_no_json_is_named(cli: Cli, here: Path) -> None:
 )
 def test_what_json_has_not_is_shown_as_python_shows_it(value: object, shown: object) -> None:
     assert plain_value(value) == shown
+
+
+def test_the_same_key_submits_the_same_call_once(
+    run: Callable[..., Outcome], project: Path, bench: Bench
+) -> None:
+    first, second = (
+        run("job_functions:power", "--arg", "3", "--idempotency-key", "k", "--detach") for _ in range(2)
+    )
+
+    assert first.code == second.code == 0
+    assert first.out == second.out
+    other = run("job_functions:power", "--arg", "4", "--idempotency-key", "k", "--detach")
+    assert other.code == 2
+    (project / "items").write_text("1\n2\n")
+    mapped = run("job_functions:power", "--map", "items", "--idempotency-key", "k", "--detach")
+    assert mapped.err == "gpulayer: --idempotency-key names one job: a map has many\n"
+
+
+def test_both_commands_that_submit_have_every_option_of_a_job(cli: Cli) -> None:
+    flags = {str(Wording(True).error(option, "", "")).split(" ")[0] for option in KNOWN} - {"--on-outage"}
+    for command, without in (("run", set[str]()), ("submit", {"--isolation", "--result-ttl"})):
+        helped = cli(command, "--help").out
+        assert {flag for flag in flags if f"  {flag} " not in helped} == without
