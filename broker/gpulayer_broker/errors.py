@@ -46,6 +46,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
+# So many known names are told to who wrote an unknown one.
+MOST_NAMES = 40
+
 
 class GpulayerError(Exception):
     """The root. `job_id` and `value` name the job and the offending value where there is one."""
@@ -345,4 +348,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = list(known)
     if near := get_close_matches(name.lower(), names, n=1, cutoff=0.6):
         return f"did you mean '{near[0]}'?"
-    return f"known are {', '.join(names)}" if names else "none is known"
+    if not names:
+        return "none is known"
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"known are {', '.join(names[:MOST_NAMES])}{more}"

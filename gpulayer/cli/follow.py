@@ -39,6 +39,9 @@ def follow(client: Client, job: Job[Any], outputs_to: Path | None, *, quiet_stdo
             f"detached: job {job.id} goes on; gpulayer logs -f {job.id} follows it, gpulayer cancel {job.id} ends it"
         )
         return DETACHED
+    except BrokenPipeError:
+        say(f"nobody reads on: job {job.id} goes on; gpulayer logs {job.id} has its output")
+        raise
     record = job.record
     say(_ended(client, record))
     for note in json.loads(record.notes or b"[]"):

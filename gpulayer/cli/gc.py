@@ -33,12 +33,14 @@ def collect_garbage(
 
     Example: gpulayer gc --older-than 7d
     """
-    from gpulayer_broker.units import format_duration, format_size, parse_duration
+    from gpulayer_broker.units import format_duration, format_size
 
     with opt.open_client(target, redis) as client:
         settings = client.target.settings
         age_s = (
-            parse_duration(older_than) if older_than else max(settings.job_keep_s, settings.outputs_keep_s)
+            opt.duration_s("--older-than", older_than)
+            if older_than is not None
+            else max(settings.job_keep_s, settings.outputs_keep_s)
         )
         document: dict[str, Any] = {"schema": 1, "older_than_s": age_s, "jobs": _purge(client, age_s)}
         if client.target.is_private:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from gpulayer.cli import options as opt
+from gpulayer_broker.errors import UsageError
 
 # As the SDK calls what is given once for each.
 PLURALS = {"framework": "frameworks", "label": "labels"}
@@ -82,6 +83,8 @@ def job_options(command: Callable[..., int]) -> Callable[..., int]:
 def _wanted(given: Wanted) -> Wanted:
     """Those that were set; an option that can be given several times is empty where it was not."""
     found = {PLURALS.get(name, name): value for name, value in given.items() if value not in (None, [], ())}
+    if found.get("idempotency_key") == "":
+        raise UsageError("--idempotency-key: it is empty, and would submit a new job each time")
     if "env" in found:
         found["env"] = opt.environment(found["env"])
     return found

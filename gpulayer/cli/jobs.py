@@ -137,9 +137,7 @@ def wait_jobs(
 
     Example: gpulayer wait j_0123456789ab --timeout 10m
     """
-    from gpulayer_broker.units import parse_duration
-
-    most_s = parse_duration(timeout) if timeout is not None else None
+    most_s = opt.duration_s("--timeout", timeout) if timeout is not None else None
     end = time.monotonic() + most_s if most_s is not None else None
     with opt.open_client(target, redis) as client, _within(most_s, job):
         handles = _handles(client, job)

@@ -104,6 +104,6 @@ def _print_documents(pieces: Iterable[Piece]) -> None:
 
 
 def _print_document(stream: str, text: str) -> None:
-    import orjson
+    from gpulayer.cli.output import print_json_line
 
-    print(orjson.dumps({"stream": stream, "text": text}).decode(), flush=True)
+    print_json_line({"stream": stream, "text": text})

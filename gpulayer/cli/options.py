@@ -128,11 +128,24 @@ def open_client(target: str | None, redis: str | None) -> Client:
     return Client(target, redis=redis)
 
 
+def duration_s(flag: str, text: str) -> float:
+    """The seconds of a span, such as 10m, that an option was given."""
+    from gpulayer_broker.errors import BadSize
+    from gpulayer_broker.units import parse_duration
+
+    try:
+        return parse_duration(text)
+    except BadSize as error:
+        raise UsageError(f"{flag} {text}: {error}", value=text) from None
+
+
 def environment(texts: Sequence[str]) -> dict[str, str]:
     """`K=V` as given, `K` copied from here."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
+        if not name:
+            raise UsageError(f"--env {text}: write NAME=VALUE, or the NAME of what is set here", value=text)
         if not equals:
             if name not in os.environ:
                 raise UsageError(f"--env {text}: {name} is not set here: write {name}=VALUE", value=text)

@@ -8,7 +8,10 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
+
+from gpulayer.cli.streams import write_bytes
 
 # The columns that give way where a terminal is narrow; what is in others can be read only whole.
 PROSE = frozenset({"name", "reasons", "provides", "frameworks", "file"})
@@ -21,8 +24,9 @@ MOST_SIGNS = 2000
 
 
 def say(line: str) -> None:
-    """A line for the person at the terminal."""
-    print(line, file=sys.stderr, flush=True)
+    """A line for the person at the terminal; where it cannot be shown, what the command is for goes on."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def say_each(told: Sequence[tuple[str, str]]) -> None:
@@ -40,8 +44,14 @@ def print_json(document: Any) -> None:
     import orjson
 
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    sys.stdout.write(orjson.dumps(document, option=options).decode())
-    sys.stdout.flush()
+    write_bytes(orjson.dumps(document, option=options))
+
+
+def print_json_line(document: Any) -> None:
+    """One document on a line of stdout."""
+    import orjson
+
+    write_bytes(orjson.dumps(document) + b"\n")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -68,11 +78,6 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     """One fact a line, the label in twelve columns."""
     for label, text in facts:
         print(f"{label:<12}{plain(text)}".rstrip())
-
-
-def is_utf8(text: str) -> bool:
-    """Whether the text came from bytes that are UTF-8: others stand in it as halves of characters."""
-    return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def shortened(line: str) -> str:

@@ -48,6 +48,9 @@ class _Quick:
         if value is None:
             return () if many else None
         annotation = self._parameter.type_descriptor.annotation
+        if annotation is Path and value == "":
+            # It would mean the current folder: an unset variable of a script.
+            raise typer.BadParameter("it is empty", ctx=ctx, param=param)
         if many and isinstance(value, (list, tuple)):
             (annotation,) = typing.get_args(annotation) or (None,)
             if annotation is str and all(type(each) is str for each in value):

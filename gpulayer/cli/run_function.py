@@ -16,6 +16,7 @@ from gpulayer.cli import completing
 from gpulayer.cli import options as opt
 from gpulayer.cli.job_options import Wanted, job_options
 from gpulayer.cli.output import print_json, say
+from gpulayer.cli.streams import write_bytes
 from gpulayer_broker.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def loaded(text: str) -> Callable[..., Any]:
     if not colon or not module_name or not qualname:
         raise UsageError(f"'{text}': write MODULE:FUNCTION, such as train:main", value=text)
     if module_name.endswith(".py"):
-        raise UsageError(f"'{text}': write the module's name, {module_name[:-3]}:{qualname}", value=text)
+        name = Path(module_name).stem
+        raise UsageError(f"'{text}': write the module's name, {name}:{qualname}, in its folder", value=text)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     found: Any = _imported(module_name, text)
@@ -244,7 +246,7 @@ def plain_value(value: Any) -> Any:
 
 def print_line(value: Any) -> None:
     """One value on a line of stdout."""
-    print(_dumped(value).decode(), flush=True)
+    write_bytes(_dumped(value) + b"\n")
 
 
 def _dumped(value: Any) -> bytes:

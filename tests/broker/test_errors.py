@@ -109,6 +109,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 def test_a_name_like_no_other_is_answered_with_all_of_them_in_their_order() -> None:
     assert did_you_mean("zzz", ["b", "a"]) == "known are b, a"
     assert did_you_mean("zzz", []) == "none is known"
+    assert did_you_mean("zzz", map(str, range(100))).endswith("38, 39 and 60 more")
 
 
 def test_a_document_of_an_error_holds_plain_values_only() -> None:

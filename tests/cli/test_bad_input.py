@@ -60,6 +60,12 @@ def one_line(text: str) -> str:
         (["--concurrency", "2"], "--concurrency 2: of which jobs? give a concurrency_key too"),
         (["--rate-limit", "often", "--concurrency-key", "k"], "--rate-limit often: write NUMBER/TIME"),
         (["--after", "a b"], "--after a b: give jobs"),
+        (["--source", ""], "invalid value for '--source': it is empty"),
+        (["--outputs-to", ""], "invalid value for '--outputs-to': it is empty"),
+        (["--each-line", ""], "invalid value for '--each-line': it is empty"),
+        (["--idempotency-key", ""], "--idempotency-key: it is empty"),
+        (["--env", ""], "--env : write NAME=VALUE"),
+        (["--env", "=x"], "--env =x: write NAME=VALUE"),
         (["--delay", "soon"], "--delay soon: 'soon' is not a duration"),
         (["--name", "a\nb"], "a name is one printable line"),
     ],
@@ -114,6 +120,9 @@ def test_a_source_that_is_no_folder_is_told(cli: Cli, here: Path, address: str) 
         (["show"], "missing argument 'JOB' (gpulayer show --help)", 2),
         (["show", "a", "b"], "(gpulayer show --help)", 2),
         (["jobs", "--limit", "0"], "--limit", 2),
+        (["wait", "j_1", "--timeout", "x"], "--timeout x: 'x' is not a duration", 2),
+        (["run", "lib/train.py:main"], "write the module's name, train:main, in its folder", 2),
+        (["run", "os:nosuch"], " more", 2),
     ],
 )
 def test_a_wrong_command_line_is_told_in_one_line(
@@ -283,6 +292,15 @@ def test_an_error_shows_no_control_characters_and_not_all_of_a_long_value(cli: C
     assert coloured.err.rstrip("\n").isprintable()
     assert len(long.err) < 3000
     assert "write 24GB" in long.err, "the cure stays"
+
+
+@pytest.mark.usefixtures("address")
+@pytest.mark.parametrize("age", ["", "-1", "soon"])
+def test_an_age_without_sense_removes_nothing(cli: Cli, age: str) -> None:
+    outcome = cli("gc", "--older-than", age)
+
+    assert outcome.code == 2
+    assert f"--older-than {age}: '{age}' is not a duration" in one_line(outcome.err)
 
 
 def test_any_number_of_jobs_may_be_asked_for(cli: Cli, address: str) -> None:

@@ -108,7 +108,6 @@ def outcome(arguments: list[str], cls: type[typer.core.TyperCommand]) -> Any:
         ["--ranged", "9"],
         ["--ranged", "10"],
         ["--folder", "a/../b"],
-        ["--folder", ""],
         ["--many", "1", "--many", "x"],
         ["--numbers", "1", "--numbers", "2"],
         ["--numbers", "x"],
@@ -122,3 +121,7 @@ def outcome(arguments: list[str], cls: type[typer.core.TyperCommand]) -> Any:
 )
 def test_values_are_what_typer_makes_of_them(arguments: list[str]) -> None:
     assert outcome(arguments, Command) == outcome(arguments, typer.core.TyperCommand)
+
+
+def test_a_path_that_is_empty_is_refused_and_not_the_current_folder() -> None:
+    assert "invalid value for '--folder': it is empty" in outcome(["--folder", ""], Command)
