@@ -283,6 +283,19 @@ def test_the_client_is_told_of_each_page_and_of_the_end(hand: Hand, worker: Mach
     assert told == [(b"items", b"0 1", b"0-1"), (b"items", b"1 2", b"1-2"), (b"succeeded", b"fetch", b"")]
 
 
+def test_an_array_of_which_more_is_left_wakes_the_next_worker(hand: Hand, worker: Machine) -> None:
+    other = hand.machine("w2", {CPU: ()}, slots=1)
+    for idle in (worker, other):
+        hand.claim(idle)
+    hand.submit(CPU, count=3)
+    (first,) = hand.rung()
+    machines = {"w1": worker, "w2": other}
+
+    hand.claim(machines[first], 1)
+
+    assert hand.rung() == set(machines) - {first}
+
+
 def test_what_a_client_that_left_was_told_of_an_array_goes_before_the_array_does(
     hand: Hand, worker: Machine
 ) -> None:
