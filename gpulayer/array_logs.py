@@ -180,6 +180,7 @@ class _Follower:
         link.call("XTRIM", self._done_key, "MINID", self._last)
 
     def _after_silence(self) -> Iterator[Piece]:
+        self._session.tend()
         self._watch()
         if self._tails.state == QUEUED and time.monotonic() - self._begun_s > WAITS_S:
             yield Piece(WAITS, b"")

@@ -78,6 +78,11 @@ class Tail:
         """The id of the last entry that was read."""
         return self._last
 
+    @property
+    def offset(self) -> int:
+        """Where in the attempt's output the reading stands."""
+        return self._offset
+
     def take(self, entries: Sequence[Any]) -> Iterator[Piece]:
         """The pieces of entries as XREAD gives them."""
         for entry_id, values in entries:
@@ -114,12 +119,17 @@ class Tail:
             yield from self.take(reply[0][1])
 
 
+def kept_log(record: JobRecord, rank: int) -> dict[str, Any] | None:
+    """What the store has of a rank's whole log."""
+    named: dict[str, Any] | None = (json.loads(record.logs) if record.logs else {}).get(str(rank))
+    return named
+
+
 def finished(
     session: Session, record: JobRecord, rank: int, begin: int = 0, *, since_ms: int = 0
 ) -> Iterator[Piece]:
     """The last attempt's output, from an offset on."""
-    kept = json.loads(record.logs) if record.logs else {}
-    named = kept.get(str(rank))
+    named = kept_log(record, rank)
     if named is None:
         key = session.queue.keys.log(record.id, record.attempt, rank)
         yield from Tail(key, begin, since_ms=since_ms).rest(session.queue.link)

@@ -30,6 +30,7 @@ from gpulayer.log_tail import (
     Reading,
     Tail,
     finished,
+    kept_log,
 )
 from gpulayer.session import Session
 from gpulayer_broker import functions
@@ -192,12 +193,22 @@ class _Follower:
         record = self._record()
         yield from self._announce(record)
         yield from tail.rest(link)
-        yield from self._behind_the_cut(link, tail)
+        yield from self._behind_the_tail(link, tail, record)
         while self._attempt < record.attempt:
             self._attempt += 1
             tail = self._tail()
             yield from tail.rest(link)
+            yield from self._behind_the_tail(link, tail, record)
+
+    def _behind_the_tail(self, link: Link, tail: Tail, record: JobRecord) -> Iterator[Piece]:
+        """What the tail does not have: behind a cut, or written while the queue was away until the job's end."""
+        if tail.cut is not None:
             yield from self._behind_the_cut(link, tail)
+            return
+        wanted = self._reading
+        kept = kept_log(record, wanted.rank)
+        if kept and record.final and record.attempt == self._attempt and int(kept["size"]) > tail.offset:
+            yield from finished(self._session, record, wanted.rank, tail.offset, since_ms=wanted.since_ms)
 
     def _tail(self, begin: int = 0, *, whole: bool = True) -> Tail:
         """The tail of the attempt that is followed."""
@@ -262,6 +273,7 @@ class _Follower:
 
     def _after_silence(self, tail: Tail) -> Iterator[Piece]:
         """Looks again, less and less often; an attempt that wrote nothing has no end in its log."""
+        self._session.tend()
         self._watch()
         record = self._record()
         yield from self._announce(record)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from gpulayer.targets import Target
+from gpulayer_broker import functions
 from gpulayer_broker.connection import Endpoint, Link
 from gpulayer_broker.errors import QueueUnreachable
 from gpulayer_broker.queue import Queue
@@ -31,6 +32,7 @@ log = logging.getLogger("gpulayer")
 
 PATIENCE_S = 30.0
 PAUSE_FIRST_S, PAUSE_MOST_S = 0.02, 0.5
+TEND_EVERY_S = 4.0
 # A call to the private queue fails soon, so that it is healed soon; elsewhere only waiting helps.
 PRIVATE_DEADLINE_S, REMOTE_DEADLINE_S = 0.5, 15.0
 
@@ -43,6 +45,7 @@ class Session:
         self.settings = target.settings
         self.warnings: list[str] = []
         self._closed = False
+        self._tend_s = time.monotonic() + TEND_EVERY_S
         self._forget()
 
     def _forget(self) -> None:
@@ -111,6 +114,16 @@ class Session:
                 self._queue.link.close()
                 self._queue = None
             return self.queue
+
+    def tend(self) -> None:
+        """For who waits and hears nothing: the private set-up is there, and the queue's clock ticks.
+
+        Whoever kept these may be gone, and the worker after that: then nothing else would bring a job to its end.
+        """
+        if self.target.store is not None or time.monotonic() < self._tend_s:
+            return  # inside a job there is a worker, which keeps the clock
+        self._tend_s = time.monotonic() + TEND_EVERY_S
+        self.healed().run(functions.tick())
 
     def link(self) -> Link:
         """A further connection to the same server, its owner's to close."""

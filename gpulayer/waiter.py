@@ -292,9 +292,9 @@ class Waiter:
 
     def _tick(self, queue: Queue) -> None:
         if self._session.target.store is not None:
-            self._tell_stuck(queue)  # inside a job: there is a worker, which keeps the clock
+            self._tell_stuck(queue)
             return
-        queue.run(functions.tick())
+        self._session.tend()
 
     def _tell_stuck(self, queue: Queue) -> None:
         """Says once, in this job's log, that what it waits for has not begun while it holds its own slot."""

@@ -35,6 +35,8 @@ from tests.support import PATIENCE_S, wait_until
 pytestmark = pytest.mark.timeout(600)
 COUNT = 300
 BEFORE = 40
+# A command of a job: its parent is the fork server, whose parent is the worker.
+WORKER = "$(ps -o ppid= -p $(ps -o ppid= -p $$))"
 
 
 @pytest.fixture
@@ -93,8 +95,31 @@ def test_a_map_is_right_and_all_parts_run_again_whatever_is_killed(
     wait_until(lambda: not processes_of_set_up(state), PATIENCE_S, "no process of the set-up is left")
 
 
-# A command of a job: its parent is the fork server, whose parent is the worker.
-WORKER = "$(ps -o ppid= -p $(ps -o ppid= -p $$))"
+@pytest.mark.parametrize("isolation", ["fresh", "warm"])
+def test_a_map_that_is_waited_for_is_right_when_all_but_the_server_is_killed(
+    isolation: str, state: Path, begun: Path
+) -> None:
+    """Nobody calls a command: who waits starts what is missing."""
+    calls = in_the_middle(gl.remote(square, retries=3, isolation=isolation), begun)
+    for name in ("supervisor", "worker"):
+        wait_until(lambda: killed_of(name), PATIENCE_S, f"the {name} is killed")  # noqa: B023
+
+    assert calls.results() == [n * n for n in range(COUNT)]
+    assert all(roles().values())
+
+
+def test_a_submit_that_is_waited_for_starts_what_is_missing(
+    state: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It follows the log, and hears nothing any more."""
+    assert run(["submit", "--", "true"]) == 0
+    pids = f"{service('supervisor')} {WORKER}"
+    script = f"[ $GPULAYER_ATTEMPT -gt 1 ] || kill -9 {pids}; sleep 1; echo attempt $GPULAYER_ATTEMPT"
+
+    assert run(["submit", "--", "sh", "-c", script]) == 0
+
+    assert capfd.readouterr().out == "attempt 2\n"
+    assert all(roles().values())
 
 
 def test_a_job_that_kills_its_worker_each_time_is_given_up_and_the_next_one_runs(

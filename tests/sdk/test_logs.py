@@ -127,6 +127,22 @@ def test_who_follows_the_whole_output_gets_what_the_tail_has_lost_at_the_end(
     assert [piece.data for piece in pieces if piece.stream == NOTE] == [HELD_BACK.encode()]
 
 
+@pytest.mark.parametrize("shipped", [b"", b"one\n"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_could_not_be_shipped_before_the_end_comes_from_the_store(
+    client: Client, bench: Bench, job: Job[None], whole: bool, shipped: bytes
+) -> None:
+    """The queue was away when the job wrote its last words, and back when its worker reported the end."""
+    thread, pieces = followed(client, job, whole=whole)
+    writer = Writer(bench, bench.take(job.id))
+    if shipped:
+        writer.write("out", shipped)
+    bench.end(job.id, fields=kept(client, b"one\ntwo\n", b'[0, 4, "out", 1]\n[4, 4, "out", 2]\n'))
+    thread.join(PATIENCE_S)
+
+    assert b"".join(data for _, data in output(pieces)) == b"one\ntwo\n"
+
+
 def test_behind_a_cut_the_whole_output_goes_on_where_it_stopped(
     client: Client, bench: Bench, job: Job[None]
 ) -> None:
