@@ -96,8 +96,14 @@ TRANSITIONS = (
             ),
         )
     ),
-    # Final is final: what enters the queue anew, under the id of a dead letter, is a new record.
+    # Final is final: what enters the queue anew, under the id of one that has ended, is a new record.
     Transition(FAILED, "requeued, a dead letter", QUEUED, "requeue", "client"),
+    *(
+        Transition(
+            ended, "a Dramatiq message, enqueued again", QUEUED, "submit, commit", "client, attempt's holder"
+        )
+        for ended in FINAL
+    ),
 )
 
 

@@ -35,8 +35,11 @@ def test_every_transition_is_of_known_states_by_functions_that_there_are() -> No
         assert set(t.function.split(", ")) <= functions, t
 
 
-def test_what_is_final_stays_so_but_for_a_dead_letter_that_is_requeued() -> None:
-    assert [t.function for t in TRANSITIONS if t.source in FINAL] == ["requeue"]
+def test_what_is_final_stays_so_but_for_messages_that_enter_anew_under_their_id() -> None:
+    assert {(t.event, t.function) for t in TRANSITIONS if t.source in FINAL} == {
+        ("requeued, a dead letter", "requeue"),
+        ("a Dramatiq message, enqueued again", "submit, commit"),
+    }
 
 
 def test_a_move_that_is_not_in_the_table_is_seen() -> None:
