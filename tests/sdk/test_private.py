@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpulayer import private
+from gpulayer import private, session
 from gpulayer_broker import library
 from gpulayer_broker.alive import is_stopped
 from gpulayer_broker.connection import Link, connect
@@ -325,6 +325,23 @@ def test_it_stops_when_no_client_is_left_and_no_job_open(folders: Folders, worke
     wait_until(lambda: not is_running(supervisor), PATIENCE_S, "the idle set-up has stopped")
     assert not is_held(folders.server_lock)
     assert private.status()["worker"] is None
+
+
+def test_a_client_that_hears_nothing_starts_what_was_killed(
+    folders: Folders, worker: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "default_worker", lambda: worker)
+    monkeypatch.setattr(session, "TEND_EVERY_S", 0.0)
+    with Client("local") as client:
+        client.jobs()
+        former = pid_of("worker")
+        kill_supervisor(folders)
+        kill(former)
+
+        client._session.tend()
+
+        assert pid_of("supervisor")
+        wait_until(lambda: pid_of("worker") != former, PATIENCE_S, "another worker lives")
 
 
 def test_an_open_job_keeps_it_up(folders: Folders, worker: list[str]) -> None:
