@@ -55,16 +55,20 @@ class Adviser:
         end_s = time.monotonic() + patience_s
         while True:
             workers = self._session.attempt(read_workers)
-            if workers or not self._session.target.is_private or time.monotonic() >= end_s:
+            if not self._is_starting(workers) or time.monotonic() >= end_s:
                 return workers
             time.sleep(POLL_S)
+
+    def _is_starting(self, workers: Sequence[WorkerRecord]) -> bool:
+        """Whether the private set-up's worker is yet to say what it has: what it had in another life is not that."""
+        return self._session.target.is_private and all(worker.state == "offline" for worker in workers)
 
     def _look(self, needs: Requirements) -> bool:
         try:
             workers = self.workers(0)
         except GpulayerError:
             return False
-        if not workers and self._session.target.is_private:
+        if self._is_starting(workers):
             threading.Thread(target=self._look_again, args=(needs,), daemon=True).start()
         else:
             _warn(_unfit(needs, workers))
