@@ -6,7 +6,7 @@ from gpulayer_broker.functions import CallsEnding, Offer, Submission
 from gpulayer_broker.job import QUEUED
 from tests.broker.model import Job, Model, Worker
 
-RIDE_US = 20_000
+RIDE_US, TINY_US = 20_000, 2_000
 LOUD = -1.0
 
 
@@ -45,7 +45,8 @@ class RideModel(Model):
         mean_us = self.lanes.get(j.s.lane, LOUD)
         if not is_new or j.losses or lots or not 0 <= mean_us < RIDE_US:
             return
-        most = max(1, min(32, len(line) // self.divisor, int(RIDE_US // max(1, mean_us))))
+        share = max(len(line) // self.divisor, int(TINY_US // max(1, mean_us)))
+        most = max(1, min(32, share, int(RIDE_US // max(1, mean_us))))
         j.ride = f"{j.s.id}/{j.token}"
         behind = sorted(
             (o for o in line if o.waits and (o.entry or 0) > (j.entry or 0)), key=lambda o: o.entry or 0

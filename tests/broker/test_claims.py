@@ -85,7 +85,7 @@ def test_a_worker_without_room_brings_no_next_job_with_its_report(worker: Worker
 def test_calls_that_ride_together_take_one_place_and_are_delivered_with_the_first(worker: Worker) -> None:
     worker.hand.machine("w1", {CPU: ()}, slots=2)
     worker.claims.open(2)
-    worker.hand.link.call("SET", worker.hand.key("lane:l"), "100", "PX", 60_000)
+    worker.hand.link.call("SET", worker.hand.key("lane:l"), "1000", "PX", 60_000)
     jobs = [worker.hand.submit(CPU, lane="l") for _ in range(80)]
 
     worker.claims.claim()

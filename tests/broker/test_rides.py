@@ -12,7 +12,8 @@ from tests.checker import violations
 from tests.queueing import Hand, Machine, signature
 
 CPU = signature()
-QUICK_US, SLOW_US = 100, 50_000
+# Of a line of 80 its eighth, for that is more than 2 ms of them.
+QUICK_US, SLOW_US = 1000, 50_000
 
 
 @pytest.fixture
@@ -65,6 +66,14 @@ def test_calls_of_a_quick_lane_share_a_slot_in_the_order_of_their_age(hand: Hand
     assert sound(hand)
 
 
+def test_tiny_calls_are_not_shared_out(hand: Hand, worker: Machine) -> None:
+    teach(hand, worker, us=200)
+    jobs = submitted(hand, 12)
+
+    assert ids(hand.claim(worker, 1)) == jobs[:10]  # 2 ms of them
+    assert sound(hand)
+
+
 def test_the_first_calls_of_a_lane_are_granted_one_by_one(hand: Hand, worker: Machine) -> None:
     jobs = submitted(hand, 40)
 
@@ -95,7 +104,7 @@ def test_a_slow_or_a_loud_call_rides_with_none(hand: Hand, worker: Machine, us: 
     assert grant.ride == ""
 
 
-@pytest.mark.parametrize(("us", "most"), [(QUICK_US, 32), (5_000, 4), (SLOW_US, 1), (-1, 1)])
+@pytest.mark.parametrize(("us", "most"), [(10, 32), (QUICK_US, 20), (5_000, 4), (SLOW_US, 1), (-1, 1)])
 def test_a_ride_is_worth_about_twenty_milliseconds(hand: Hand, worker: Machine, us: int, most: int) -> None:
     teach(hand, worker, us)
     submitted(hand, 400)

@@ -32,7 +32,7 @@ class Line:
         self.desk = desk
         self.spec: Spec = desk.function_spec(function, 0, isolation="warm", **fields)
         self.lane = lane_of(self.spec)
-        desk.link.call("SET", f"{desk.queue.keys.root}lane:{self.lane}", "100", "PX", 600_000)
+        desk.link.call("SET", f"{desk.queue.keys.root}lane:{self.lane}", "1000", "PX", 600_000)
         self.jobs = [self.submit(number) for number in range(COUNT)]
 
     def submit(self, number: int) -> str:

@@ -5,18 +5,20 @@
 -- `ride` is `<id>/<token>` of the first of them, under which the slot is held.
 
 H.RIDE_US = 20000
+H.TINY_US = 2000                                  -- about what it costs to take a ride apart from another
 H.RIDE_MOST = 32
 H.GRANTS = 128                                   -- that one claim answers with, at most, but for the first of each slot
 local LANE_MS = 3600000
 local NOT_QUIET = '-'
 
--- how many calls are worth about 20 ms, at most an eighth of the line, so that others have their share of it; none where the lane
--- is not known as quick and quiet
+-- how many calls are worth about 20 ms, at most an eighth of the line, so that others have their share of it, but for what is so
+-- short that sharing would cost more; none where the lane is not known as quick and quiet
 local function size(P, lane, line)
   local mean_us = tonumber(redis.call('GET', P .. 'lane:' .. lane) or nil)
   if not mean_us or mean_us >= H.RIDE_US then return 0 end
-  local most = math.min(H.RIDE_MOST, math.floor(redis.call('XLEN', line) / 8))
-  return math.max(1, math.min(most, math.floor(H.RIDE_US / math.max(1, mean_us))))
+  mean_us = math.max(1, mean_us)
+  local share = math.max(math.floor(redis.call('XLEN', line) / 8), math.floor(H.TINY_US / mean_us))
+  return math.max(1, math.min(H.RIDE_MOST, share, math.floor(H.RIDE_US / mean_us)))
 end
 
 -- the calls of a lane that follow a newly read entry in its line and under none of which a worker was lost: {id, entry, facts}, …
