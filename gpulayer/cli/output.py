@@ -16,6 +16,10 @@ from gpulayer.cli.streams import write_bytes
 # The columns that give way where a terminal is narrow; what is in others can be read only whole.
 PROSE = frozenset({"name", "reasons", "provides", "frameworks", "file"})
 
+# So wide they stay at least; and what stands between two columns.
+PROSE_CELLS = 8
+BETWEEN = 3
+
 # So many jobs are told of one by one.
 MOST_LINES = 20
 
@@ -61,17 +65,23 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
             print("\t".join(plain(field) for field in row))
         return
     from rich import box
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    fields = [[plain(field) for field in row] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, no_wrap=column not in PROSE)
-    for row in rows:
+    least = 0
+    for number, column in enumerate(columns):
+        whole = max(map(cell_len, [column, *(row[number] for row in fields)]))
+        least += BETWEEN + (width := min(whole, PROSE_CELLS) if column in PROSE else whole)
+        table.add_column(column, no_wrap=column not in PROSE, min_width=width)
+    for row in fields:
         # As text, not markup: names are the users' own.
-        table.add_row(*(Text(plain(field)) for field in row))
-    Console().print(table)
+        table.add_row(*map(Text, row))
+    # Where it does not fit the terminal breaks its lines: half an id is no id.
+    Console(width=max(least, Console().width)).print(table)
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
