@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from types import FunctionType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from gpulayer.by_value import is_local
 from gpulayer.client import Client, default_client
@@ -20,7 +20,10 @@ from gpulayer.handle import Job
 from gpulayer.manner import MapOptions
 from gpulayer.mapping import MapResult
 from gpulayer.options import KNOWN_REMOTE, Plan, RemoteOptions, plan_of, refuse_unknown
-from gpulayer.payload import PackedFunction, pack_function
+from gpulayer.payload import PackedFunction, minor_version, pack_function
+
+if TYPE_CHECKING:
+    from gpulayer.explaining import Explanation
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -85,6 +88,16 @@ class RemoteFunction(Generic[P, R]):
         >>> train.delay(0.1).result()
         """
         return self._client.submit_call(self._packed(), (args, kwargs), self._plan)
+
+    def explain(self) -> Explanation:
+        """Which workers could run a call of it now, which ever, and of each other one why not; it submits nothing.
+
+        >>> print(train.options(gpus=8).explain())
+        """
+        from gpulayer.explaining import explain
+
+        plan = self._plan.on_python(minor_version()) if self._packed().holds_code else self._plan
+        return explain(plan.needs, self._client._opened.submitter.adviser.workers())
 
     def options(self, **changes: Unpack[RemoteOptions]) -> RemoteFunction[P, R]:
         """The same function with some options changed.

@@ -121,3 +121,18 @@ def test_one_item_with_code_in_it_decides_for_its_array(bench: Bench) -> None:
 
     for job in (*warm.jobs, *plain.jobs):
         assert f"python =={OWN}.*" in job.explain().needs
+
+
+@pytest.mark.usefixtures("remotely")
+def test_a_call_is_explained_before_it_is_submitted(client: Client, bench: Bench) -> None:
+    @gl.remote(cpus=10, frameworks={"numpy": ">=2"})
+    def local() -> int:
+        return 1
+
+    assert f"python =={OWN}.*" in local.explain().needs
+    assert local.explain().fits == "yes"
+    bench.take(client.submit(work, cpus=60).id)
+
+    assert local.explain().workers[0].reasons == ("needs 10 free cpus, 4 free",)
+    assert local.options(frameworks={"jax": ""}).explain().fits == "never"
+    assert len(client.jobs()) == 1
