@@ -2,7 +2,8 @@
 
 `ensure_private` is the clients' side: when the queue answers and its supervisor lives, it costs one connect; else a
 supervisor is started, detached from the client, and waited for. Clients at once make one set-up. While a process that
-called it lives, the set-up does not stop for idleness. `python -m gpulayer.private` is the supervisor's process.
+called it lives, the set-up does not stop for idleness, unless it gives up its share, as its last client that is closed
+does. `python -m gpulayer.private` is the supervisor's process.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakSet
 
 from gpulayer.targets import Target
 from gpulayer_broker import functions
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from gpulayer_broker.store.blobstore import BlobStore
 
 T = TypeVar("T")
+# The open sessions of the private set-up: with the last one this process gives up its share of it.
+_private: WeakSet[Session] = WeakSet()
+_private_lock = threading.Lock()
 log = logging.getLogger("gpulayer")
 
 PATIENCE_S = 30.0
@@ -72,6 +76,9 @@ class Session:
 
     def _open(self) -> Queue:
         private = self.target.is_private
+        if private:
+            with _private_lock:
+                _private.add(self)
         link = Link(self.target.endpoint())
         deadline_s = PRIVATE_DEADLINE_S if private else REMOTE_DEADLINE_S
         queue = Queue(link, self.settings.namespace, deadline_s=deadline_s)
@@ -159,7 +166,7 @@ class Session:
         return QueueStore(self._plain, queue.keys.blob, limit_bytes=self.settings.queue_blob_bytes)
 
     def close(self) -> None:
-        """Closes the connections for good."""
+        """Closes the connections for good; the private set-up may stop for idleness when all clients have."""
         self._closed = True
         queue, self._queue = self._queue, None
         plain, self._plain = self._plain, None
@@ -169,6 +176,17 @@ class Session:
             queue.link.close()
         if plain is not None:
             plain.close()
+        with _private_lock:
+            if self in _private:
+                _private.discard(self)
+                if not _private:
+                    _release_private()
+
+
+def _release_private() -> None:
+    from gpulayer.private import release_private
+
+    release_private()
 
 
 def _strangeness() -> list[str]:

@@ -15,9 +15,11 @@ import psutil
 import pytest
 
 from gpulayer import private, session
+from gpulayer.client import Client
 from gpulayer_broker import library
 from gpulayer_broker.alive import is_stopped
 from gpulayer_broker.connection import Link, connect
+from gpulayer_broker.embedded import claim_idle
 from gpulayer_broker.errors import ConfigError
 from gpulayer_broker.folders import Folders, locate_folders
 from gpulayer_broker.locks import holder_pid, is_held
@@ -325,6 +327,28 @@ def test_it_stops_when_no_client_is_left_and_no_job_open(folders: Folders, worke
     wait_until(lambda: not is_running(supervisor), PATIENCE_S, "the idle set-up has stopped")
     assert not is_held(folders.server_lock)
     assert private.status()["worker"] is None
+
+
+def test_the_last_client_that_is_closed_gives_up_the_share_of_its_process(
+    folders: Folders, worker: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "default_worker", lambda: worker)
+
+    def is_in_use() -> bool:
+        claim = claim_idle(folders)
+        if claim is not None:
+            claim.close()
+        return claim is None
+
+    with Client("local") as first, Client("local") as second:
+        assert first.jobs() == second.jobs() == []
+        first.close()
+        assert is_in_use()
+    assert not is_in_use()
+
+    with Client("local") as again:
+        again.jobs()
+        assert is_in_use()
 
 
 def test_a_client_that_hears_nothing_starts_what_was_killed(

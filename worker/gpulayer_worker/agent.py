@@ -175,7 +175,7 @@ class Agent:
             self._at_once,
         )
         try:
-            self._until_stopped(broker.member, shop)
+            self._until_stopped(shop)
         finally:
             self._stop(worker, broker.member, shop)
         return 0
@@ -320,7 +320,7 @@ class Agent:
         self._signals += 1
         self._bell.ring()
 
-    def _until_stopped(self, member: Member, shop: Workshop) -> None:
+    def _until_stopped(self, shop: Workshop) -> None:
         while not self._signals:
             self._bell.wait(TIDY_EVERY_S)
             shop.warm.tidy()
