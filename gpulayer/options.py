@@ -20,7 +20,7 @@ from gpulayer_broker.arguments import Wording, count, one_of
 from gpulayer_broker.errors import BadRequirement, BadSize, did_you_mean
 from gpulayer_broker.failures import failure_names
 from gpulayer_broker.job import PRIORITIES
-from gpulayer_broker.requirements import Requirements, build_requirements
+from gpulayer_broker.requirements import ASKED, Requirements, build_requirements
 from gpulayer_broker.units import parse_duration
 from gpulayer_broker.versions import canonical_range
 
@@ -98,19 +98,6 @@ class RemoteOptions(JobOptions, total=False):
     target: str | None
 
 
-REQUIREMENTS = (
-    "accelerator",
-    "gpus",
-    "gpu_memory",
-    "gpu_model",
-    "frameworks",
-    "profile",
-    "cpus",
-    "memory",
-    "disk",
-    "python",
-    "labels",
-)
 KNOWN = tuple(JobOptions.__annotations__)
 KNOWN_REMOTE = (*KNOWN, "target")
 
@@ -178,7 +165,7 @@ def refuse_unknown(what: str, options: Mapping[str, Any], known: Iterable[str]) 
 def plan_of(options: Mapping[str, Any], *, flags: bool = False) -> Plan:
     """What the options mean; BadRequirement or UnknownName names the one that has no sense."""
     words = Wording(flags)
-    wanted: dict[str, Any] = {name: options.get(name) for name in REQUIREMENTS}
+    wanted: dict[str, Any] = {name: options.get(name) for name in ASKED}
     isolation = one_of(words, "isolation", options.get("isolation") or FRESH, (FRESH, WARM))
     # Only a worker that keeps warm processes may take it, so that another never runs it otherwise than asked.
     features = (WARM,) if isolation == WARM else ()

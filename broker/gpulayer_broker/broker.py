@@ -43,24 +43,10 @@ from gpulayer_broker.local_facts import own_capabilities
 from gpulayer_broker.member import Callbacks, Identity, Member
 from gpulayer_broker.outbox import Entry, Outbox, band_of
 from gpulayer_broker.queue import Queue, granted
-from gpulayer_broker.requirements import Requirements, build_requirements
+from gpulayer_broker.requirements import ASKED, Requirements, build_requirements
 from gpulayer_broker.settings import Settings
 
-REQUIREMENT_OPTIONS = frozenset(
-    {
-        "accelerator",
-        "gpus",
-        "gpu_memory",
-        "gpu_model",
-        "frameworks",
-        "profile",
-        "cpus",
-        "memory",
-        "disk",
-        "python",
-        "labels",
-    }
-)
+REQUIREMENT_OPTIONS = frozenset(ASKED)
 
 
 DEAD_MESSAGE_TTL_MS = 7 * 24 * 3600 * 1000

@@ -26,6 +26,20 @@ GPU_KINDS = ("cuda", "rocm", "mps")
 ACCELERATORS = ("cpu", *GPU_KINDS, "gpu", "any")
 LAUNCHERS = ("direct", "torchrun", "jax", "mpi")
 DEFAULT_QUEUE = "gpulayer"
+# What users may ask for of a machine, by the names of the arguments.
+ASKED = (
+    "accelerator",
+    "gpus",
+    "gpu_memory",
+    "gpu_model",
+    "frameworks",
+    "profile",
+    "cpus",
+    "memory",
+    "disk",
+    "python",
+    "labels",
+)
 
 
 @dataclass(frozen=True)
