@@ -296,6 +296,16 @@ def test_an_array_of_which_more_is_left_wakes_the_next_worker(hand: Hand, worker
     assert hand.rung() == set(machines) - {first}
 
 
+def test_a_range_that_comes_back_wakes_a_worker(hand: Hand, worker: Machine) -> None:
+    hand.submit(CPU, count=1)
+    (grant,) = hand.claim(worker, 1)
+    assert hand.claim(hand.machine("w2", {CPU: ()}, slots=1)) == ()
+
+    hand.run(fn.release(grant.id, grant.token, "returned"))
+
+    assert hand.mail("w2") == ["work"]
+
+
 def test_what_a_client_that_left_was_told_of_an_array_goes_before_the_array_does(
     hand: Hand, worker: Machine
 ) -> None:
