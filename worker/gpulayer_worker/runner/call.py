@@ -163,7 +163,8 @@ def load(spec: dict[str, Any], part: str, data: bytes) -> Any:
 
 def _where(spec: dict[str, Any], part: str) -> str:
     theirs, ours = _dotted(spec["python"]), _dotted(sys.version_info[:3])
-    return f"the {part} was pickled by Python {theirs}, this is Python {ours} ({sys.executable})"
+    made = "" if theirs == ours else f", made by Python {theirs},"
+    return f"the {part}{made} cannot be loaded by Python {ours} ({sys.executable})"
 
 
 def _dotted(version: Sequence[int]) -> str:
