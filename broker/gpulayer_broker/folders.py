@@ -120,7 +120,11 @@ def make_private_folder(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         link, folder = path.lstat(), path.stat()
     except OSError as error:
-        raise BadStateFolder(f"folder {path} cannot be made: {error.strerror}", value=str(path)) from None
+        raise BadStateFolder(
+            f"folder {path} cannot be made: {error.strerror}: set GPULAYER_STATE_DIR and XDG_RUNTIME_DIR to folders "
+            "that you can write",
+            value=str(path),
+        ) from None
     if stat.S_ISLNK(link.st_mode) and link.st_uid != os.geteuid():
         raise BadStateFolder(
             f"{path} is a link of another user (uid {link.st_uid}): remove it", value=str(path)

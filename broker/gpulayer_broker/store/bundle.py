@@ -219,7 +219,8 @@ def _opened_item(item: Item) -> Iterator[int]:
         try:
             fd = stack.enter_context(item.opener())
         except OSError as error:
-            raise BadSource(f"{shown(item.path)}: cannot be read: {reason(error)}") from error
+            told = f"{shown(item.path)}: cannot be read: {reason(error)}; make it readable, or leave it out"
+            raise BadSource(told) from error
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise BadSource(f"{shown(item.path)}: no longer a regular file")
         yield fd

@@ -198,6 +198,7 @@ def test_what_cannot_be_read_is_named(store: LocalStore, locked: str) -> None:
             os.seteuid(0)
 
     assert (repr(locked) if locked else str(source)) in line
+    assert locked == "" or line.endswith(("or leave it out", ".gpulayerignore"))
     assert "Permission denied" in line
 
 
