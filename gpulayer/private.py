@@ -73,6 +73,8 @@ def ensure_private(
             _start_supervisor(folders, settings, worker_program or default_worker())
         waited = True
         time.sleep(POLL_S)
+    if waited:
+        _renew_functions(folders)
     return server_endpoint(folders)
 
 
@@ -173,6 +175,15 @@ def _process_facts(pid: int) -> dict[str, Any]:
         return {**facts, "uptime_s": round(time.time() - psutil.Process(pid).create_time(), 1)}
     except psutil.Error:
         return {**facts, "uptime_s": None}
+
+
+def _renew_functions(folders: Folders) -> None:
+    """What the data of an older build held is not called, not even before the supervisor has come to replace it."""
+    from gpulayer_broker import library
+    from gpulayer_broker.connection import Link
+
+    with suppress(QueueUnreachable), Link(server_endpoint(folders)) as link:
+        library.renew(link)
 
 
 def _take_share(folders: Folders) -> None:
