@@ -14,7 +14,7 @@ import io
 import json
 import pickle
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,28 +154,35 @@ def _stored(session: Session, kind: str, data: bytes, job_id: str, *, trusted: b
     return decoded(kind, data, job_id, trusted=trusted)
 
 
+def _array_of(data: bytes) -> Any:
+    from numpy.lib import format as npy
+
+    return npy.read_array(io.BytesIO(data), allow_pickle=False)
+
+
+_READERS: dict[str, Callable[[bytes], Any]] = {
+    "": lambda data: None,
+    "none": lambda data: None,
+    "json": json.loads,
+    "numpy": _array_of,
+    "pickle": pickle.loads,
+}
+
+
 def decoded(kind: str, data: bytes, job_id: str, *, trusted: bool) -> Any:
     """The value that a worker wrote as `kind`, or Failure where it may not be read."""
-    if kind in ("", "none"):
-        return None
-    if kind == "json":
-        return json.loads(data)
-    if kind == "numpy":
-        from numpy.lib import format as npy
-
-        return npy.read_array(io.BytesIO(data), allow_pickle=False)
-    if kind != "pickle":
+    if kind not in _READERS:
         text = f"the result of job {job_id} is of kind {kind!r}: update gpulayer on this machine"
         return Failure(NotAllowed(text, job_id=job_id))
-    if not trusted:
+    if kind == "pickle" and not trusted:
         text = (
             f"the result of job {job_id} is a pickle, which could run code here: return JSON or numpy values, "
             "or use gl.Client(trust_workers=True)"
         )
         return Failure(NotAllowed(text, job_id=job_id))
     try:
-        return pickle.loads(data)
-    except Exception as error:  # noqa: BLE001 - a value's own classes may raise anything
+        return _READERS[kind](data)
+    except Exception as error:  # noqa: BLE001 - a value's own classes may raise anything, damaged bytes too
         error.add_note(f"the result of job {job_id} cannot be loaded here")
         return Failure(error)
 

@@ -13,6 +13,7 @@ import pytest
 import gpulayer as gl
 from gpulayer.client import Client
 from gpulayer.handle import Job
+from gpulayer.outcome import Failure, decoded
 from gpulayer_broker.errors import (
     BlobMissing,
     JobNotFound,
@@ -238,3 +239,27 @@ def test_jobs_are_listed_with_the_open_ones_first(client: Client, bench: Bench) 
     assert [record.id for record in client.jobs("succeeded")] == [done.id]
     with pytest.raises(UsageError, match="lost"):
         client.jobs("lost")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("json", b"{nonsense"),
+        ("json", b"\xff"),
+        ("numpy", b"nonsense"),
+        ("numpy", b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (9,), }"),
+        ("pickle", b"nonsense"),
+    ],
+)
+def test_a_result_that_cannot_be_read_is_a_failure_that_names_its_job(kind: str, data: bytes) -> None:
+    found = decoded(kind, data, "j_1", trusted=True)
+
+    assert isinstance(found, Failure)
+    assert found.error.__notes__ == ["the result of job j_1 cannot be loaded here"]
+
+
+def test_a_result_of_an_unknown_kind_asks_for_an_update() -> None:
+    found = decoded("arrow", b"", "j_1", trusted=True)
+
+    assert isinstance(found, Failure)
+    assert "update gpulayer" in str(found.error)
