@@ -102,8 +102,10 @@ def minor_version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def pack_many(label: str, calls: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> list[bytes]:
-    """Each (args, kwargs) as bytes."""
+def pack_many(
+    label: str, calls: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]], first: int = 0
+) -> list[bytes]:
+    """Each (args, kwargs) as bytes; the error names the item too, counted from `first`."""
     import cloudpickle
 
     packed: list[bytes] = []
@@ -115,12 +117,14 @@ def pack_many(label: str, calls: Iterable[tuple[tuple[Any, ...], Mapping[str, An
             try:
                 packed.append(cloudpickle.dumps((args, dict(kwargs))))
             except Exception:  # noqa: BLE001 - a value's own __reduce__ may raise anything
-                packed.append(pack_arguments(label, args, kwargs))
+                packed.append(pack_arguments(label, args, kwargs, first + len(packed)))
     return packed
 
 
-def pack_arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-    """(args, kwargs) as bytes; the error names the argument."""
+def pack_arguments(
+    label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], item: int | None = None
+) -> bytes:
+    """(args, kwargs) as bytes; the error names the argument, and the item of a map."""
     pair = (args, dict(kwargs))
     if ATOMS.issuperset(map(type, args)) and ATOMS.issuperset(map(type, kwargs.values())):
         return pickle.dumps(pair, pickle.HIGHEST_PROTOCOL)
@@ -129,7 +133,8 @@ def pack_arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     except Exception:
         for name, value in (*enumerate(args, 1), *kwargs.items()):
             which = f"'{name}'" if isinstance(name, str) else f"number {name}"
-            dumps(value, f"argument {which} of '{label}'")
+            where = "" if item is None else f"item {item}, "
+            dumps(value, f"{where}argument {which} of '{label}'")
         raise
 
 

@@ -95,13 +95,14 @@ class Submitter:
         self._members: Recent[str, list[str]] = Recent(GROUPS_KEPT)
 
     def function_orders(
-        self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan
+        self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan, *, of_map: bool = True
     ) -> Iterator[Order]:
         """An order for each call of one function, which is sent once."""
         function, coded = self.courier.function(packed), plan.on_python(minor_version())
-        for call in calls:
+        numbered: Iterable[tuple[int | None, Arguments]] = enumerate(calls)
+        for item, call in numbered if of_map else ((None, call) for call in calls):
             (args, kwargs), given = taken_out(self._session.target, call)
-            data = pack_arguments(packed.label, args, kwargs)
+            data = pack_arguments(packed.label, args, kwargs, item)
             arguments = self.courier.arguments(data, packed.label)
             placed = coded if packed.holds_code or holds_code(data) else plan
             order = self._order(packed, function, arguments, waiting_for(placed, given) if given else placed)
@@ -109,7 +110,7 @@ class Submitter:
 
     def function_order(self, packed: PackedFunction, call: Arguments, plan: Plan) -> Order:
         """An order for one call."""
-        return next(self.function_orders(packed, [call], plan))
+        return next(self.function_orders(packed, [call], plan, of_map=False))
 
     def array_orders(
         self, packed: PackedFunction, calls: Iterable[Arguments], plan: Plan, most: int = ARRAY_ITEMS
@@ -212,9 +213,10 @@ def _batches(
 def _item_batches(label: str, calls: Iterator[Arguments], most: int) -> Iterator[list[bytes]]:
     """Packed calls in batches that are bounded by number and by bytes."""
     batch: list[bytes] = []
-    size_bytes = 0
+    size_bytes = packed = 0
     while some := list(islice(calls, min(most - len(batch), PACKED_AT_ONCE))):
-        items = pack_many(label, some)
+        items = pack_many(label, some, packed)
+        packed += len(items)
         batch += items
         size_bytes += sum(map(len, items))
         if len(batch) >= most or size_bytes >= ARRAY_BYTES:

@@ -312,9 +312,10 @@ def test_large_inputs_are_spread_over_several_arrays(
     assert client.map_result(*(job.id for job in results.jobs)).results() == [100] * 30
 
 
-def test_an_argument_that_cannot_travel_is_named(bench: Bench) -> None:
-    with pytest.raises(gl.NotPicklable, match="argument number 1 of 'double'"):
-        double.map([1, threading.Lock()])
+@pytest.mark.parametrize("isolation", ["warm", "fresh"])
+def test_an_argument_that_cannot_travel_is_named_with_its_item(bench: Bench, isolation: str) -> None:
+    with pytest.raises(gl.NotPicklable, match=r"item 2000, argument number 1 of 'double' \(lock\) cannot"):
+        double.options(isolation=isolation).map([*range(2000), threading.Lock()])
 
 
 def test_ten_thousand_items_cost_little(bench: Bench) -> None:
