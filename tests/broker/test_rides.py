@@ -262,6 +262,16 @@ def test_calls_with_a_device_do_not_share_it(hand: Hand) -> None:
     assert len(hand.claim(worker, 1)) == 1
 
 
+def test_calls_with_a_disk_of_their_own_go_alone(hand: Hand, worker: Machine) -> None:
+    sized = "c0.0.1.0.64.disk"
+    hand.introduce(sized, {"k1": ()})
+    teach(hand, worker)
+    for _ in range(80):
+        hand.submit(sized, lane="lane")
+
+    assert len(hand.claim(worker, 1)) == 1
+
+
 def test_a_ride_counts_as_one_job_in_fair_share(hand: Hand, worker: Machine) -> None:
     teach(hand, worker)
     submitted(hand, 80)

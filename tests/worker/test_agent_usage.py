@@ -99,6 +99,24 @@ def test_a_job_over_its_disk_is_ended_for_that_reason_with_its_limit(
     assert "its disk is 64.0 MB: ask for more with disk=" in desk.error(job)["message"]
 
 
+@pytest.mark.parametrize("isolation", ["fresh", "warm"])
+def test_a_function_over_its_disk_is_ended_wherever_it_runs(
+    desk: Desk, worker: WorkerProcess, isolation: str
+) -> None:
+    def write() -> None:
+        import time
+        from pathlib import Path
+
+        Path("some").write_bytes(b"x" * 100_000_000)
+        time.sleep(1000)
+
+    job = with_disk(desk, desk.function_spec(write, isolation=isolation), "64MiB")
+
+    record = desk.final(job)
+    assert (record.state, record.end_reason) == ("failed", "disk")
+    assert desk.final(desk.function(int, isolation=isolation)).state == "succeeded"
+
+
 def test_a_function_within_its_disk_is_left_alone(desk: Desk, worker: WorkerProcess) -> None:
     def write() -> int:
         import time

@@ -239,15 +239,20 @@ class Run:
             self.attempt.on_lease = handle.extend_lease
         if self.attempt.stopped.is_set():
             self._end(handle, self.attempt.stop_reason)
-        if needs.disk_bytes:
-            bound = Bound((scratch.work, scratch.home), needs.disk_bytes, partial(self._over_disk, handle))
-            self.shop.bounds.watch(self.attempt.token, bound)
+        self._bound_disk(scratch, needs, partial(handle.end, self.shop.settings.term_grace_s))
         self._tell_start()
         return handle
 
-    def _over_disk(self, handle: JobHandle, size_bytes: int, limit_bytes: int) -> None:
-        self.over_disk = over_disk(size_bytes, limit_bytes)
-        handle.end(self.shop.settings.term_grace_s)
+    def _bound_disk(self, scratch: Scratch, needs: Requirements, end: Callable[[], object]) -> None:
+        """Watches the job's folders where it asked for so much disk; `end` is called when they have more."""
+
+        def on_over(size_bytes: int, limit_bytes: int) -> None:
+            self.over_disk = over_disk(size_bytes, limit_bytes)
+            end()
+
+        if needs.disk_bytes:
+            bound = Bound((scratch.work, scratch.home), needs.disk_bytes, on_over)
+            self.shop.bounds.watch(self.attempt.token, bound)
 
     def _clock_in(self) -> None:
         self.started_s = time.monotonic()

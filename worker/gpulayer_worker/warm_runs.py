@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from threading import Lock
 from typing import Any
@@ -58,7 +59,7 @@ class WarmRun(Run):
         for _ in range(TRIES):
             process = self.shop.warm.acquire(key)
             try:
-                end = self._on(process, batch, answers)
+                end = self._on(process, batch, answers, partial(self._bound_disk, scratch, needs))
             finally:
                 self.attempt.on_stop = self.attempt.on_lease = None
                 self.shop.warm.release(process)
@@ -68,7 +69,13 @@ class WarmRun(Run):
         self.memory_limit_bytes = needs.memory_bytes
         return end, answers
 
-    def _on(self, process: WarmProcess, batch: Batch, answers: list[Answer]) -> BatchEnd:
+    def _on(
+        self,
+        process: WarmProcess,
+        batch: Batch,
+        answers: list[Answer],
+        bound_disk: Callable[[Callable[[], object]], None],
+    ) -> BatchEnd:
         def stop(reason: str) -> None:
             if reason == STALE:
                 process.kill(batch)
@@ -81,6 +88,7 @@ class WarmRun(Run):
                 self.attempt.on_lease = lambda until_s: process.extend_lease(batch, until_s)
             if self.attempt.stopped.is_set():
                 stop(self.attempt.stop_reason)
+            bound_disk(lambda: process.end(batch, batch.grace_s))
             self._tell_start()
 
         return process.run(batch, answers.append, begun)
@@ -149,8 +157,8 @@ class ChunkRun(WarmRun):
         """The outcome of the item that took its process along, where it was the item's own doing."""
         if self.end.finished or self.attempt.stopped.is_set() or ending.expired or ending.lost:
             return None
-        if self.timed_out:
-            return timed_out(self.spec.timeout_s or 0)
+        if self.over_disk or self.timed_out:
+            return self.over_disk or timed_out(self.spec.timeout_s or 0)
         killed = out_of_memory(ending, self.group_facts, self.memory_limit_bytes)
         return killed or process_outcome(ending, NO_REPORT)
 
@@ -174,12 +182,16 @@ class _KeptItems:
 
     def get(self, digest: str, read: Callable[[], bytes]) -> Items:
         with self._lock:
-            if digest not in self._kept:
-                self._kept[digest] = Items(read())
-            self._kept.move_to_end(digest)
+            if (known := self._kept.get(digest)) is not None:
+                self._kept.move_to_end(digest)
+                return known
+        # Two that ask at once read it twice: no other array is to wait for a slow store.
+        items = Items(read())
+        with self._lock:
+            self._kept[digest] = items
             if len(self._kept) > KEPT_ARRAYS:
                 self._kept.popitem(last=False)
-            return self._kept[digest]
+        return items
 
 
 _items = _KeptItems()
