@@ -248,6 +248,7 @@ def settings_page() -> str:
             "`queued_jobs` are kept by the queue, for all of a namespace: when leases are judged and records leave\n"
             "is the same whoever keeps its clock. The private set-up writes its own whenever its server starts; a\n"
             "worker that starts writes those of its own that differ from the defaults. Clients write none.\n",
+            "A file may also hold [profiles](../guides/any-gpu-framework.md#profiles), as `[profiles.NAME]`.\n",
             "## Other variables\n",
             table(("variable", "meaning"), ((f"`{k}`", v) for k, v in OTHER_VARIABLES.items())),
             "## What a job finds in its environment\n",

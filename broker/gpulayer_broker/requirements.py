@@ -16,14 +16,13 @@ from typing import Any, Literal
 from gpulayer_broker import arguments
 from gpulayer_broker.arguments import Pairs, Wording
 from gpulayer_broker.errors import BadRequirement, FormatTooNew
+from gpulayer_broker.profiles import ACCELERATORS as ACCELERATORS
+from gpulayer_broker.profiles import GPU_KINDS as GPU_KINDS
 from gpulayer_broker.profiles import Profile, find_profile
 from gpulayer_broker.units import MIB, mib_up
 from gpulayer_broker.versions import canonical_framework, canonical_range
 
 FORMAT = 1
-GPU_KINDS = ("cuda", "rocm", "mps")
-# `gpu` is a GPU of any kind; `any` is a GPU of any kind if one is free, else the CPU.
-ACCELERATORS = ("cpu", *GPU_KINDS, "gpu", "any")
 LAUNCHERS = ("direct", "torchrun", "jax", "mpi")
 DEFAULT_QUEUE = "gpulayer"
 # What users may ask for of a machine, by the names of the arguments.

@@ -27,6 +27,8 @@ PREFIX = "GPULAYER_"
 PROJECT_FILE = Path(".gpulayer", "config.toml")
 DAY_S = 86400.0
 PLACEMENTS = ("spread", "pack")
+# What a file may hold beside settings.
+TABLES = ("profiles",)
 # The queue's functions count in doubles, which hold so many digits.
 _MOST_DIGITS = 15
 
@@ -104,10 +106,9 @@ def load_settings(
     """The settings of this process; a flag that is None was not given."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
-    for path in (user_file(environ), project_file(folder or Path.cwd())):
-        if path is not None:
-            values.update(found := _from_file(path))
-            places.update(dict.fromkeys(found, str(path)))
+    for path in _files(environ, folder):
+        values.update(found := _from_file(path))
+        places.update(dict.fromkeys(found, str(path)))
     values.update(found := _from_environment(environ))
     places.update({name: PREFIX + name.upper() for name in found})
     given = {name: value for name, value in (flags or {}).items() if value is not None}
@@ -124,6 +125,24 @@ def _together(values: dict[str, Any], places: dict[str, str]) -> Settings:
         words = set(re.findall(r"\w+", str(error)))
         given = dict.fromkeys(place for name, place in places.items() if name in words)
         raise BadSetting(f"{', '.join(given)}: {error}", value=error.value) from None
+
+
+def table(
+    name: str, *, environ: Mapping[str, str] = os.environ, folder: Path | None = None
+) -> dict[str, tuple[Any, str]]:
+    """The entries of one of the files' tables with where each stands; the project's win over the user's."""
+    found: dict[str, tuple[Any, str]] = {}
+    for path in _files(environ, folder):
+        entries = _content(path).get(name, {})
+        if not isinstance(entries, dict):
+            raise BadSetting(f"{path}: {name} is not a table: write [{name}.NAME]", value=name)
+        found.update((key, (value, f"{path}: {name}.{key}")) for key, value in entries.items())
+    return found
+
+
+def _files(environ: Mapping[str, str], folder: Path | None) -> list[Path]:
+    """The files that are read, the one that wins last."""
+    return [path for path in (user_file(environ), project_file(folder or Path.cwd())) if path is not None]
 
 
 def user_file(environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -155,15 +174,19 @@ def _is_trusted(path: Path) -> bool:
 
 
 def _from_file(path: Path) -> dict[str, Any]:
+    content = {name: value for name, value in _content(path).items() if name not in TABLES}
+    return _typed(content, str(path))
+
+
+def _content(path: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        content = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadSetting(f"{path} is not TOML: {error}") from None
     except OSError as error:
         raise BadSetting(f"{path} cannot be read: {error.strerror}") from None
-    return _typed(content, str(path))
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
