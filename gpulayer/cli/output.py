@@ -27,6 +27,15 @@ MOST_LINES = 20
 MOST_SIGNS = 2000
 
 
+# Whether the command has printed a document: it is to print one.
+_printed: set[str] = set()
+
+
+def begin() -> None:
+    """Another command line begins."""
+    _printed.clear()
+
+
 def say(line: str) -> None:
     """A line for the person at the terminal; where it cannot be shown, what the command is for goes on."""
     with suppress(OSError):
@@ -47,13 +56,23 @@ def print_json(document: Any) -> None:
     """One document on stdout."""
     import orjson
 
+    _printed.add("document")
+
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     write_bytes(orjson.dumps(document, option=options))
+
+
+def print_error(error: dict[str, Any]) -> None:
+    """The document of a command that failed; none where it has printed its own already."""
+    if not _printed:
+        print_json({"schema": 1, "error": error})
 
 
 def print_json_line(document: Any) -> None:
     """One document on a line of stdout."""
     import orjson
+
+    _printed.add("document")
 
     write_bytes(orjson.dumps(document) + b"\n")
 

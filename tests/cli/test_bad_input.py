@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -301,6 +302,48 @@ def test_an_age_without_sense_removes_nothing(cli: Cli, age: str) -> None:
 
     assert outcome.code == 2
     assert f"--older-than {age}: '{age}' is not a duration" in one_line(outcome.err)
+
+
+@pytest.mark.usefixtures("address")
+@pytest.mark.parametrize(
+    ("arguments", "code", "error"),
+    [
+        (["show", "j_nothing", "--json"], 2, {"code": "job_not_found", "value": "j_nothing"}),
+        (["submit", "--json", "--gpus", "-1", "--", "true"], 2, {"code": "bad_requirement"}),
+        (
+            ["jobs", "--json", "--redis", "unix:///tmp/gpulayer-no-such.sock"],
+            69,
+            {"code": "queue_unreachable"},
+        ),
+        (["jobs", "--json", "--limit", "x"], 2, {"code": "usage"}),
+        (["jobs", "--json", "--bogus"], 2, {"code": "usage"}),
+        (["logs", "--json", "j_nothing"], 2, {"code": "job_not_found"}),
+    ],
+)
+def test_a_script_is_given_the_error_as_a_document(
+    cli: Cli, arguments: list[str], code: int, error: dict[str, object]
+) -> None:
+    outcome = cli(*arguments)
+
+    assert outcome.code == code
+    told = json.loads(outcome.out)["error"]
+    assert {name: told[name] for name in error} == error
+    assert told["message"] == one_line(outcome.err)
+
+
+@pytest.mark.usefixtures("address")
+def test_what_follows_the_two_dashes_asks_for_no_document(cli: Cli) -> None:
+    assert cli("submit", "--gpus", "-1", "--", "tool", "--json").out == ""
+
+
+@pytest.mark.usefixtures("address")
+def test_one_document_is_printed_and_not_two(cli: Cli) -> None:
+    waiting = cli("submit", "-d", "--", "true").out.strip()
+    outcome = cli("cancel", waiting, "j_nothing", "--json")
+
+    assert outcome.code == 2
+    assert [each["id"] for each in json.loads(outcome.out)] == [waiting]
+    assert "no job 'j_nothing'" in outcome.err
 
 
 def test_any_number_of_jobs_may_be_asked_for(cli: Cli, address: str) -> None:
