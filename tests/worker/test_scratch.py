@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from gpulayer_worker.scratch import FOLDERS, SPARES, Scratch, Scratches, folder_in
+from gpulayer_worker.scratch import (
+    FOLDERS,
+    SPARES,
+    TEMPORARY_PATH_BYTES,
+    Scratch,
+    Scratches,
+    folder_in,
+)
 
 
 @pytest.fixture
 def scratches(tmp_path: Path) -> Scratches:
     (tmp_path / "scratch").mkdir()
-    return Scratches(tmp_path / "scratch")
+    return Scratches(tmp_path / "scratch", tmp_path / "links")
 
 
 def inode(scratch: Scratch) -> int:
@@ -140,6 +149,33 @@ def test_so_many_are_kept_and_none_of_another_worker_before(scratches: Scratches
     assert len(list((tmp_path / "spare").iterdir())) == SPARES
     assert list((tmp_path / "scratch").iterdir()) == []
 
-    Scratches(tmp_path / "scratch")
+    Scratches(tmp_path / "scratch", tmp_path / "links")
 
     assert not (tmp_path / "spare").exists()
+
+
+def test_a_folder_for_temporary_files_has_a_name_that_sockets_fit_into(tmp_path: Path) -> None:
+    base = tmp_path.joinpath(*["a-long-name-of-a-folder"] * 4)
+    base.mkdir(parents=True)
+    with TemporaryDirectory(dir="/tmp") as short:
+        scratches = Scratches(base, Path(short, "links"))
+        scratch = scratches.make("j_0123456789ab", 1)
+
+        name = scratches.make_temporary(scratch)
+
+        assert len(name) <= TEMPORARY_PATH_BYTES < len(str(scratch.temporary))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{name}/listener-0123abcd")
+        assert (scratch.temporary / "listener-0123abcd").is_socket()
+        scratches.give_back(scratch)
+        assert os.listdir(Path(short, "links")) == []
+        assert not scratch.root.exists()
+
+
+def test_short_names_of_another_worker_before_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "j_1.1").symlink_to("/nowhere")
+
+    Scratches(tmp_path / "scratch", tmp_path / "links")
+
+    assert not (tmp_path / "links").exists()

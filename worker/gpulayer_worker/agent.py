@@ -205,7 +205,7 @@ class Agent:
             bounds=Bounds(),
             groups=self.groups,
             meters=meters,
-            scratch=Scratches(scratch),
+            scratch=Scratches(scratch, self.folders.runtime / f"tmp-{self.home.name}"),
             cache=self.home / "cache",
             python=self.hardware.interpreter.executable,
             hardware=self.hardware,

@@ -1,8 +1,8 @@
 """Watches that a job's folder stays within the disk that the job asked for.
 
-What is in the folder and the job's HOME counts, as the file system has it in blocks; a file with several names counts
-once. A look at a folder of very many files takes a while: the more it takes, the rarer it is. Of a job that did not
-ask for disk nothing is measured.
+What is in the folder, the job's HOME and its TMPDIR counts, as the file system has it in blocks; a file with several
+names counts once. A look at a folder of very many files takes a while: the more it takes, the rarer it is. Of a job
+that did not ask for disk nothing is measured.
 """
 
 from __future__ import annotations

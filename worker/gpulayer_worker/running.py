@@ -222,7 +222,7 @@ class Run:
             id=f"{self.attempt.id}.{self.attempt.grant.attempt}",
             work=work,
             cwd=scratch.work,
-            env=self._environment(scratch, needs),
+            env=self._environment(scratch, needs) | self._temporary(scratch, needs),
             stdout=writers[0],
             stderr=writers[1],
             python=self.shop.python,
@@ -243,6 +243,12 @@ class Run:
         self._tell_start()
         return handle
 
+    def _temporary(self, scratch: Scratch, needs: Requirements) -> dict[str, str]:
+        """Of a job that asked for disk, its temporary files are there too, unless it names a place itself."""
+        if not needs.disk_bytes or "TMPDIR" in self.spec.env:
+            return {}
+        return {"TMPDIR": self.shop.scratch.make_temporary(scratch)}
+
     def _bound_disk(self, scratch: Scratch, needs: Requirements, end: Callable[[], object]) -> None:
         """Watches the job's folders where it asked for so much disk; `end` is called when they have more."""
 
@@ -251,7 +257,8 @@ class Run:
             end()
 
         if needs.disk_bytes:
-            bound = Bound((scratch.work, scratch.home), needs.disk_bytes, on_over)
+            folders = (scratch.work, scratch.home, scratch.temporary)
+            bound = Bound(folders, needs.disk_bytes, on_over)
             self.shop.bounds.watch(self.attempt.token, bound)
 
     def _clock_in(self) -> None:

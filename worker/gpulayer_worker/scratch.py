@@ -1,7 +1,7 @@
 """Where a job lives while it runs: one folder an attempt, below the worker's scratch root, gone when the attempt is.
 
-work/ is the job's current folder, work/outputs/ what comes back, home/ its HOME. What a job needs to read (a function's
-pickle) lies beside them.
+work/ is the job's current folder, work/outputs/ what comes back, home/ its HOME. What a job needs to read (a large
+function's pickle) lies beside them, and tmp/ where it has a folder for temporary files of its own.
 
 Making and removing folders is a good part of what a tiny job costs. Those that a job has left as it was given them,
 with nothing in them, are given to another; all others are removed. A job cannot tell which kind it has.
@@ -20,6 +20,8 @@ from pathlib import Path
 from gpulayer_worker.removing import remove_tree
 
 SPARES = 16
+# A socket's path has 107 bytes, and programs make theirs some levels below their folder for temporary files.
+TEMPORARY_PATH_BYTES = 60
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,27 @@ class Scratch:
     def home(self) -> Path:
         return self.root / "home"
 
+    @cached_property
+    def temporary(self) -> Path:
+        return self.root / "tmp"
+
     def file(self, name: str) -> Path:
         return self.root / name
 
 
 class Scratches:
-    """The scratch folders of one worker, below `base`; threads may share it."""
+    """The scratch folders of one worker, below `base`; threads may share it. `links` is for short names of some."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, links: Path) -> None:
         self.base = base
+        self._links = links
+        self._linked: set[str] = set()
         self._spare = base.with_name("spare")
         self._numbers = iter(range(1 << 62))
         self._spares: deque[str] = deque()
         self._modes: dict[str, int] = {}
         remove_tree(self._spare)
+        remove_tree(self._links)
 
     def make(self, job_id: str, attempt: int) -> Scratch:
         """New and empty: what a former attempt of the same number left is removed first."""
@@ -65,8 +74,23 @@ class Scratches:
             self._make(scratch)
         return scratch
 
+    def make_temporary(self, scratch: Scratch) -> str:
+        """The folder for temporary files, by a name that is short enough for sockets in it."""
+        scratch.temporary.mkdir(mode=0o700)
+        if len(os.fsencode(scratch.temporary)) <= TEMPORARY_PATH_BYTES:
+            return str(scratch.temporary)
+        self._links.mkdir(mode=0o700, parents=True, exist_ok=True)
+        name = scratch.root.name
+        os.symlink(scratch.temporary, self._links / name)
+        self._linked.add(name)
+        return str(self._links / name)
+
     def give_back(self, scratch: Scratch) -> None:
         """Takes the folder away; nothing of its job may be left when this is called."""
+        if scratch.root.name in self._linked:
+            self._linked.discard(scratch.root.name)
+            with suppress(OSError):
+                os.unlink(self._links / scratch.root.name)
         if len(self._spares) < SPARES:
             with suppress(OSError):
                 if self._emptied(scratch):

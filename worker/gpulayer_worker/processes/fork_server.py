@@ -21,9 +21,10 @@ from typing import Any
 from gpulayer_worker.runner import cgroups, wire
 
 from . import ending
-from .job import Ending, Exit, FunctionCall, JobHandle, JobProcess, Usage, WarmWork, work_message
+from .handed_over import HandedOver
+from .job import Ending, Exit, JobHandle, JobProcess, Usage
 from .outbox import Outbox
-from .pipes import Pipe, ProgressPipe, ReportPipe
+from .pipes import Pipe
 from .watchdog import LOOK_EVERY_S, Watchdog, continue_stopped
 
 log = logging.getLogger(__name__)
@@ -34,59 +35,6 @@ CLOSE_PATIENCE_S = 30.0
 
 class ForkServerGone(Exception):
     """This fork server has ended; another one has to be started."""
-
-
-class _Running:
-    """A job in the fork server's hands, with the pipes that it speaks on."""
-
-    def __init__(self, handle: JobHandle) -> None:
-        self.handle = handle
-        self.lease_until_s = handle.job.lease_until_s
-        self.report = ReportPipe()
-        callback = handle.job.on_progress
-        self.progress = ProgressPipe(callback) if callback is not None else None
-        self.exit: Exit | None = None
-        self.expired = False
-        self.is_watched = False
-
-    def pipes(self) -> list[Pipe]:
-        return [self.report] if self.progress is None else [self.report, self.progress]
-
-    def descriptors(self) -> list[tuple[str, int]]:
-        """What the job is given open, by name."""
-        job = self.handle.job
-        named = [("stdout", job.stdout), ("stderr", job.stderr), ("report", self.report.writer)]
-        if self.progress is not None:
-            named.append(("progress", self.progress.writer))
-        return named + (list(job.work.channels.items()) if isinstance(job.work, WarmWork) else [])
-
-    def blobs(self) -> list[bytes]:
-        """The bytes that go with the message."""
-        work = self.handle.job.work
-        return work.blobs if isinstance(work, FunctionCall) else []
-
-    def message(self) -> dict[str, Any]:
-        job = self.handle.job
-        names = [name for name, _ in self.descriptors()]
-        return work_message(job.work) | {
-            "request": "start",
-            "id": job.id,
-            "cwd": str(job.cwd),
-            "env": dict(job.env),
-            "umask": job.umask,
-            "lease_until_s": self.lease_until_s,
-            "cgroups": list(job.cgroups),
-            "pipes": names,
-            "descriptors": len(names),
-        }
-
-    def finish(self, end: Ending) -> None:
-        for pipe in self.pipes():
-            pipe.read()
-            pipe.close()
-        self.handle.resolve(
-            Ending(end.exit, self.report.report(), end.strays, self.expired, end.lost, end.refused)
-        )
 
 
 class ForkServer:
@@ -108,8 +56,8 @@ class ForkServer:
         self._fallback = fallback_path
         self._after_loss = after_loss
         self._lock = threading.RLock()
-        self._running: dict[str, _Running] = {}
-        self._held: list[tuple[_Running, list[int]]] = []
+        self._running: dict[str, HandedOver] = {}
+        self._held: list[tuple[HandedOver, list[int]]] = []
         self._stats: list[Callable[[dict[str, Any]], None]] = []
         self._closing = False
         self._gone = False
@@ -139,7 +87,7 @@ class ForkServer:
                 raise ForkServerGone(f"the fork server of {self._python} has ended")
             if job.id in self._running:
                 raise ValueError(f"{job.id} runs here already")
-            running = _Running(JobHandle(job, self))
+            running = HandedOver(JobHandle(job, self))
             # Known before it is sent: its first event may come before this returns.
             self._running[job.id] = running
             try:
@@ -231,7 +179,7 @@ class ForkServer:
         self._thread = threading.Thread(target=self._listen, name=f"fork-server-{self.pid}", daemon=True)
         self._thread.start()
 
-    def _hand_over(self, running: _Running) -> None:
+    def _hand_over(self, running: HandedOver) -> None:
         descriptors = [descriptor for _, descriptor in running.descriptors()]
         if self._ready:
             self._outbox.send(running.message(), descriptors, running.blobs())
@@ -294,7 +242,7 @@ class ForkServer:
             self._server_ended()
             return
         self._watchdog.heard()
-        started: list[_Running] = []
+        started: list[HandedOver] = []
         for event, _ in self._decoder.feed(*received):
             if event["event"] == "started":
                 started.append(self._event_started(event))
@@ -303,12 +251,12 @@ class ForkServer:
         for running in started:
             self._watch(running)
 
-    def _event_started(self, event: dict[str, Any]) -> _Running:
+    def _event_started(self, event: dict[str, Any]) -> HandedOver:
         running = self._running[event["id"]]
         running.handle.started.set_result(event["pid"])
         return running
 
-    def _watch(self, running: _Running) -> None:
+    def _watch(self, running: HandedOver) -> None:
         """Reads its pipes while it runs. Those of a job that has ended by now were read at its end."""
         if running.handle.gone.done():
             return
@@ -404,7 +352,7 @@ class ForkServer:
             self._finish(identifier, Ending(running.exit, lost=True, refused=refused))
         self._selector.close()
 
-    def _end_what_is_left(self, lost: Mapping[str, _Running]) -> None:
+    def _end_what_is_left(self, lost: Mapping[str, HandedOver]) -> None:
         if lost:
             started = [item.handle.started for item in lost.values()]
             sessions = {future.result() for future in started if future.done() and not future.exception()}
