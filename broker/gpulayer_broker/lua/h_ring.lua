@@ -2,7 +2,7 @@
 -- Ringing takes it out of the index, sets a deadline in `rung` and puts one entry into its inbox; it comes back by claiming.
 -- What always holds: while a job waits that an idle worker could take, a bell is on its way to a worker that could take that
 -- job, or whose answer hands the bell on. So whoever makes a job runnable rings one worker. Whoever frees room rings its worker,
--- if that does not claim in the same call, and notes the room of others on the node as unknown, which counts as room for anything.
+-- if that does not claim in the same call or send, and notes the room of others on the node as unknown, which counts as room for anything.
 -- Whoever answers a bell with another job, or none, or late, or leaves, hands it on; whoever was silent too long to be rung is
 -- rung when it is heard again. Looked at are 64 owners a priority and 256 idle workers a class: what lies beyond them waits for
 -- the claim that every worker makes unasked after a heartbeat and a half.
