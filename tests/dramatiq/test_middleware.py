@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections import Counter
 from pathlib import Path
@@ -171,6 +172,41 @@ def test_prometheus_counts_messages_retries_and_dead_letters(
     assert value(counts.total_retried_messages) == 1
     assert value(counts.total_rejected_messages) == 1
     assert value(counts.inprogress_messages) == 0
+
+
+def test_what_a_middleware_puts_into_a_message_reaches_whoever_runs_it_or_follows_it(
+    broker: CapabilityBroker, start: Start
+) -> None:
+    """As tracing does: the trace of a request goes with its message, the message's retry and the next in line."""
+    trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="")
+    seen: list[tuple[str, str]] = []
+
+    class Tracing(dramatiq.Middleware):
+        def before_enqueue(self, broker: dramatiq.Broker, message: Any, delay: int | None) -> None:
+            message.options.setdefault("traceparent", trace.get())
+
+        def before_process_message(self, broker: dramatiq.Broker, message: Any) -> None:
+            trace.set(message.options["traceparent"])
+            seen.append((message.actor_name, trace.get()))
+
+    broker.add_middleware(Tracing())
+
+    @dramatiq.actor(max_retries=1, min_backoff=1, max_backoff=2)
+    def first() -> int:
+        if len(seen) == 1:
+            raise RuntimeError("once")
+        return 1
+
+    @dramatiq.actor
+    def second(n: int = 0) -> None: ...
+
+    trace.set("00-4bf92f35-01")
+    (first.message() | second.message()).run()
+    trace.set("")
+    start()
+    broker.join("default", timeout=PATIENCE_MS)
+
+    assert seen == [(name, "00-4bf92f35-01") for name in ("first", "first", "second")]
 
 
 def test_an_exception_of_some_middleware_does_not_lose_the_message(
