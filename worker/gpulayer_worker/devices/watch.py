@@ -34,7 +34,7 @@ DEAD_AFTER_LIMITS = 3
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 XIDS = {
     48: "double-bit memory error",
-    63: "memory remapping failed",
+    63: "faulty memory to be remapped at a reset",
     64: "memory remapping failed",
     74: "NVLink error",
     79: "fallen off the bus",
