@@ -15,7 +15,7 @@ from gpulayer_broker.errors import BadSetting, UnknownName, did_you_mean
 GPU_KINDS = ("cuda", "rocm", "mps")
 # `gpu` is a GPU of any kind; `any` is a GPU of any kind if one is free, else the CPU.
 ACCELERATORS = ("cpu", *GPU_KINDS, "gpu", "any")
-KEYS = ("accelerator", "frameworks", "description")
+KEYS = ("accelerator", "frameworks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,6 @@ class Profile:
 
     accelerator: str
     frameworks: tuple[tuple[str, str], ...]
-    description: str = ""
 
 
 def _of(accelerator: str, *frameworks: str) -> Profile:
@@ -83,4 +82,4 @@ def _read(entry: Any, place: str) -> Profile:
         raise BadSetting(f"{place}: accelerator is none of {', '.join(ACCELERATORS)}", value=accelerator)
     if not isinstance(frameworks, dict) or not all(isinstance(each, str) for each in frameworks.values()):
         raise BadSetting(f'{place}: frameworks is no table such as {{torch = ">=2.4"}}', value=frameworks)
-    return Profile(accelerator, tuple(frameworks.items()), str(entry.get("description", "")))
+    return Profile(accelerator, tuple(frameworks.items()))
