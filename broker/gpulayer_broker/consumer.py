@@ -57,6 +57,9 @@ class CapabilityMessage(MessageProxy):
 
     def __init__(self, message: Message[Any], attempt: Attempt) -> None:
         super().__init__(message)
+        # Middleware asks for these again and again, and a proxy looks for what is its message's in the slowest way.
+        self.message_id, self.queue_name = message.message_id, message.queue_name
+        self.actor_name, self.options = message.actor_name, message.options
         self.attempt = attempt
         self.outbox = Outbox(message.message_id)
         self.outcome = Outcome()
