@@ -12,20 +12,11 @@ from typing import Any, TypeVar
 
 from gpulayer_broker import functions as fn
 from gpulayer_broker import library
+from gpulayer_broker.answers import Claimed, Committed, Grant, Renewed, Ticked
 from gpulayer_broker.attempts import Attempt, Attempts
 from gpulayer_broker.claims import Claims
 from gpulayer_broker.connection import Link
-from gpulayer_broker.functions import (
-    Call,
-    Claimed,
-    Committed,
-    DeviceLot,
-    Ending,
-    Grant,
-    Offer,
-    Running,
-    Submission,
-)
+from gpulayer_broker.functions import Call, DeviceLot, Ending, Offer, Running, Submission
 from gpulayer_broker.job import new_job_id
 from gpulayer_broker.queue import Queue
 
@@ -149,11 +140,11 @@ class Hand:
         machine.held.update({g.id: g for g in committed.claimed.grants})
         return committed
 
-    def renew(self, machine: Machine, **facts: Any) -> fn.Renewed:
+    def renew(self, machine: Machine, **facts: Any) -> Renewed:
         attempts = [Running(g.id, g.token) for g in machine.held.values()]
         return self.run(fn.renew(machine.id, machine.incarnation, facts.pop("lease_ms", LEASE_MS), attempts))
 
-    def tick(self) -> fn.Ticked:
+    def tick(self) -> Ticked:
         return self.run(fn.tick())
 
     def expire(self, job_id: str) -> None:

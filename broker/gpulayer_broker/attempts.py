@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from gpulayer_broker.functions import Grant, Running
+from gpulayer_broker.answers import Grant
+from gpulayer_broker.functions import Running
 
 CANCELLED, STALE, DEVICE_LOST = "cancelled", "stale", "device lost"
 

@@ -16,9 +16,10 @@ from copy import copy
 from dataclasses import dataclass
 
 from gpulayer_broker import functions
+from gpulayer_broker.answers import Claimed, Committed
 from gpulayer_broker.attempts import STALE, Attempt, Attempts, lease_clock_s
 from gpulayer_broker.errors import GpulayerError
-from gpulayer_broker.functions import AnyEnding, Claimed, Committed, DeviceLot, Offer
+from gpulayer_broker.functions import AnyEnding, DeviceLot, Offer
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
 

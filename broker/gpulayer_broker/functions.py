@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from gpulayer_broker import answers
 from gpulayer_broker.library import function
 
 T = TypeVar("T")
@@ -215,123 +216,25 @@ class CallsEnding:
 
 AnyEnding = Ending | ItemsEnding | CallsEnding
 
-# What callers get --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """outcome: added, existing, conflict, introduce (id: signature), full (id: limit), missing (id: predecessor)."""
-
-    outcome: str
-    id: str
-
-
-@dataclass(frozen=True)
-class Matched:
-    """outcome ok, too_many, or match: the other side's table has that version and must be judged first."""
-
-    outcome: str
-    version: str
-
-
-class Grant(NamedTuple):
-    """One attempt that this worker may start: the token is its fence. Grants of one `ride` share a slot."""
-
-    id: str
-    token: str
-    lots: tuple[tuple[str, int], ...]
-    attempt: int
-    losses: int
-    options: bytes
-    spec: bytes
-    signature: str
-    owner: str
-    queued_ms: int
-    state: str
-    cancelled: bool
-    start: int = -1
-    stop: int = -1
-    ride: str = ""
-    lane: str = ""
-
-    @property
-    def is_chunk(self) -> bool:
-        """Whether it is a range [start, stop) of an array's items."""
-        return self.start >= 0
-
-
-class Claimed(NamedTuple):
-    """The grants; status 'unknown' where the worker must register first, 'superseded' where it was replaced."""
-
-    status: str
-    grants: tuple[Grant, ...]
-
-    @property
-    def known(self) -> bool:
-        return self.status == "ok"
-
-
-@dataclass(frozen=True)
-class Renewed:
-    """Attempts that are no longer this worker's, attempts to cancel, and whether it keeps the clock."""
-
-    status: str
-    stale: tuple[str, ...] = ()
-    cancelled: tuple[str, ...] = ()
-    keeper: bool = False
-    state: str = "online"
-
-    @property
-    def known(self) -> bool:
-        return self.status == "ok"
-
-
-class Committed(NamedTuple):
-    """verdict ok, already, stale, cancelled, or introduce (with the signature; nothing was changed); of calls that
-    ended together each its own."""
-
-    verdict: str
-    signature: str
-    claimed: Claimed
-    verdicts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Ticked:
-    """Milliseconds until something falls due, and how much did: `purged` records left, and `faded` results."""
-
-    next_ms: int
-    reaped: int
-    rung: int
-    purged: int
-    faded: int
-
-
-@dataclass(frozen=True)
-class Page:
-    """A page of a table: its version, the next cursor ('0' at the end), and name → canonical record."""
-
-    version: str
-    cursor: str
-    rows: dict[str, bytes]
-
 
 # The functions -----------------------------------------------------------------------------------------------------
 
 
-def submit(job: Submission) -> Call[Submitted]:
-    return Call("submit", job.short_block(), lambda r: Submitted(_text(r[0]), _text(r[1])))
+def submit(job: Submission) -> Call[answers.Submitted]:
+    return Call("submit", job.short_block(), answers.submitted)
 
 
 def introduce(
     signature: str, requirements: bytes, version: str, fits: Mapping[str, tuple[int, ...]]
-) -> Call[Matched]:
+) -> Call[answers.Matched]:
     """`fits`: class → groups of devices that may serve it (empty for a CPU job)."""
     args: tuple[Arg, ...] = (signature, requirements, version, len(fits), *_pairs(fits))
-    return Call("introduce", args, _matched)
+    return Call("introduce", args, answers.matched)
 
 
-def register(worker: Registration, version: str, fits: Mapping[str, tuple[int, ...]]) -> Call[Matched]:
+def register(
+    worker: Registration, version: str, fits: Mapping[str, tuple[int, ...]]
+) -> Call[answers.Matched]:
     """`fits`: signature → groups of devices of this class that may serve it."""
     w = worker
     args: tuple[Arg, ...] = (
@@ -350,16 +253,16 @@ def register(worker: Registration, version: str, fits: Mapping[str, tuple[int, .
         len(fits),
         *_pairs(fits),
     )
-    return Call("register", args, _matched)
+    return Call("register", args, answers.matched)
 
 
-def match(side: str, cursor: str = "0") -> Call[Page]:
+def match(side: str, cursor: str = "0") -> Call[answers.Page]:
     """side: 'signatures' or 'classes'."""
-    return Call("match", (side, cursor), _page)
+    return Call("match", (side, cursor), answers.page)
 
 
-def claim(offer: Offer) -> Call[Claimed]:
-    return Call("claim", offer.args(), lambda r: _claimed(r[0], r[1] if len(r) > 1 else ()))
+def claim(offer: Offer) -> Call[answers.Claimed]:
+    return Call("claim", offer.args(), lambda r: answers.claimed(r[0], r[1] if len(r) > 1 else ()))
 
 
 def renew(
@@ -369,27 +272,27 @@ def renew(
     attempts: Sequence[Running],
     info: bytes = b"",
     known: str = "",
-) -> Call[Renewed]:
+) -> Call[answers.Renewed]:
     """`info` replaces what status shows of the worker; empty, that stays. `known`: the last claim that was answered."""
     args: list[Arg] = [worker, incarnation, lease_ms, len(attempts)]
     for a in attempts:
         args += (a.id, a.token, int(a.started), a.progress)
     args += (info, known)
-    return Call("renew", tuple(args), _renewed)
+    return Call("renew", tuple(args), answers.renewed)
 
 
 def log(job_id: str, token: str, rank: int, stream: str, offset: int, data: bytes) -> Call[str]:
     """'ok', 'already' or 'stale'; `stream` is out or err, `offset` where `data` starts in the rank's log."""
-    return Call("log", (job_id, token, rank, stream, offset, data), _first)
+    return Call("log", (job_id, token, rank, stream, offset, data), answers.first)
 
 
 def checkpoint(job_id: str, token: str, digest: str) -> Call[str]:
-    return Call("checkpoint", (job_id, token, digest), _first)
+    return Call("checkpoint", (job_id, token, digest), answers.first)
 
 
 def commit(
     ending: AnyEnding, next_claim: Offer | None = None, *, claim_follows: bool = False
-) -> Call[Committed]:
+) -> Call[answers.Committed]:
     """`next_claim` claims for the freed place in the same call; where a claim follows at once, no bell is rung."""
     if isinstance(ending, ItemsEnding):
         return commit_items(ending, next_claim, claim_follows=claim_follows)
@@ -402,27 +305,27 @@ def commit(
     args.append(len(e.outbox))
     for job in e.outbox:
         args += job.block()
-    return Call("commit", (*args, *_claiming(next_claim, claim_follows)), _committed)
+    return Call("commit", (*args, *_claiming(next_claim, claim_follows)), answers.committed)
 
 
 def commit_items(
     ending: ItemsEnding, next_claim: Offer | None = None, *, claim_follows: bool = False
-) -> Call[Committed]:
+) -> Call[answers.Committed]:
     e = ending
     args: tuple[Arg, ...] = (e.id, e.token, e.upto, e.failed, e.took_us, e.page)
-    return Call("commit_items", (*args, *_claiming(next_claim, claim_follows)), _committed)
+    return Call("commit_items", (*args, *_claiming(next_claim, claim_follows)), answers.committed)
 
 
 def commit_calls(
     ending: CallsEnding, next_claim: Offer | None = None, *, claim_follows: bool = False
-) -> Call[Committed]:
+) -> Call[answers.Committed]:
     args: list[Arg] = [len(ending.calls)]
     for call in ending.calls:
         e, took_us = call.ending, "" if call.took_us is None else call.took_us
         args += (e.id, e.token, e.verdict, e.reason, took_us, len(e.fields))
         for name, value in e.fields.items():
             args += (name, value)
-    return Call("commit_calls", (*args, *_claiming(next_claim, claim_follows)), _committed_calls)
+    return Call("commit_calls", (*args, *_claiming(next_claim, claim_follows)), answers.committed_calls)
 
 
 def _claiming(next_claim: Offer | None, claim_follows: bool) -> tuple[Arg, ...]:
@@ -433,117 +336,46 @@ def _claiming(next_claim: Offer | None, claim_follows: bool) -> tuple[Arg, ...]:
 
 def release(job_id: str, token: str, how: str) -> Call[str]:
     """'ok', 'already' or 'stale'; how: returned, lost, unfit."""
-    return Call("release", (job_id, token, how), _first)
+    return Call("release", (job_id, token, how), answers.first)
 
 
 def cancel(job_id: str) -> Call[tuple[str, str]]:
     """('cancelled' | 'asked' | 'too_late' | 'missing', state if too late)."""
-    return Call("cancel", (job_id,), lambda r: (_text(r[0]), _text(r[1]) if len(r) > 1 else ""))
+    return Call("cancel", (job_id,), answers.with_state)
 
 
 def interrupt(job_id: str) -> Call[tuple[str, str]]:
     """('asked' | 'not_running' | 'missing', state if it does not run)."""
-    return Call("interrupt", (job_id,), lambda r: (_text(r[0]), _text(r[1]) if len(r) > 1 else ""))
+    return Call("interrupt", (job_id,), answers.with_state)
 
 
-def tick(*, older_than_ms: int | None = None, results_older_than_ms: int = 0) -> Call[Ticked]:
+def tick(*, older_than_ms: int | None = None, results_older_than_ms: int = 0) -> Call[answers.Ticked]:
     """With an age, records and results that ended so long ago leave now; else by the namespace's own times."""
     ages = () if older_than_ms is None else (older_than_ms, results_older_than_ms)
-    return Call("tick", ages, lambda r: Ticked(*map(int, r)))
+    return Call("tick", ages, lambda r: answers.Ticked(*map(int, r)))
 
 
 def barrier(name: str, children: int, life_ms: int) -> Call[str]:
     """'ok' or 'existing'."""
-    return Call("barrier", (name, children, life_ms), _first)
+    return Call("barrier", (name, children, life_ms), answers.first)
 
 
-def requeue(dead: Submission) -> Call[Submitted]:
+def requeue(dead: Submission) -> Call[answers.Submitted]:
     """added, existing, missing (it is no dead letter) or introduce (id: signature)."""
-    return Call("requeue", dead.short_block(), lambda r: Submitted(_text(r[0]), _text(r[1])))
+    return Call("requeue", dead.short_block(), answers.submitted)
 
 
 def watch(client: str, job_ids: Sequence[str]) -> Call[dict[str, str]]:
     """job → final state (or 'missing') of those that need no waiting."""
-    return Call("watch", (client, *job_ids), _states)
+    return Call("watch", (client, *job_ids), answers.states)
 
 
 def drain(worker: str, state: str, incarnation: str = "") -> Call[str]:
     """'ok', 'missing' or 'superseded'; state: online, draining, offline; a worker itself names its incarnation."""
-    return Call("drain", (worker, state, incarnation), _first)
-
-
-# Reading replies ---------------------------------------------------------------------------------------------------
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _first(reply: Any) -> str:
-    return _text(reply[0])
+    return Call("drain", (worker, state, incarnation), answers.first)
 
 
 def _pairs(fits: Mapping[str, tuple[int, ...]]) -> Iterable[str]:
     for name, groups in fits.items():
         yield name
         yield ",".join(map(str, groups)) or "-"
-
-
-def _matched(reply: Any) -> Matched:
-    return Matched(_text(reply[0]), _text(reply[1]) if len(reply) > 1 else "")
-
-
-def _page(reply: Any) -> Page:
-    rows = {_text(reply[i]): bytes(reply[i + 1]) for i in range(2, len(reply), 2)}
-    return Page(_text(reply[0]), _text(reply[1]), rows)
-
-
-def _lots(text: bytes) -> tuple[tuple[str, int], ...]:
-    lots = (lot.rpartition("/") for lot in text.decode().split(",") if lot)
-    return tuple((uuid, int(share)) for uuid, _, share in lots)
-
-
-def _grant(r: Any) -> Grant:
-    return Grant(
-        id=_text(r[0]),
-        token=_text(r[1]),
-        lots=_lots(r[2]),
-        attempt=int(r[3]),
-        losses=int(r[4]),
-        options=r[5],
-        spec=r[6],
-        signature=_text(r[7]),
-        owner=_text(r[8]),
-        queued_ms=int(r[9] or 0),
-        state=_text(r[10]),
-        cancelled=bool(r[11]),
-        start=int(r[12]),
-        stop=int(r[13]),
-        ride=_text(r[14]),
-        lane=_text(r[15]),
-    )
-
-
-def _claimed(status: Any, grants: Any) -> Claimed:
-    return Claimed(_text(status), tuple(_grant(g) for g in grants))
-
-
-def _renewed(r: Any) -> Renewed:
-    if r[0] != b"ok":
-        return Renewed(_text(r[0]))
-    return Renewed("ok", tuple(map(_text, r[1])), tuple(map(_text, r[2])), r[3] == b"1", _text(r[4]))
-
-
-def _committed(r: Any) -> Committed:
-    if r[0] == b"introduce":
-        return Committed("introduce", _text(r[1]), Claimed("ok", ()))
-    return Committed(_text(r[0]), "", _claimed(r[2] if len(r) > 2 else b"ok", r[1]))
-
-
-def _committed_calls(r: Any) -> Committed:
-    claimed = _claimed(r[2] if len(r) > 2 else b"ok", r[1])
-    return Committed("ok", "", claimed, tuple(map(_text, r[0])))
-
-
-def _states(r: Any) -> dict[str, str]:
-    return {_text(r[i]): _text(r[i + 1]) for i in range(0, len(r), 2)}

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 
 from gpulayer_broker import functions
+from gpulayer_broker.answers import Renewed
 from gpulayer_broker.attempts import CANCELLED, STALE, Attempts, lease_clock_s
 from gpulayer_broker.errors import GpulayerError
-from gpulayer_broker.functions import Renewed
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.settings import Settings
 

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 from gpulayer_broker import capabilities, functions, library, requirements
+from gpulayer_broker.answers import Committed, Page, Submitted
 from gpulayer_broker.connection import Link, ReplyError
 from gpulayer_broker.damage import MOST, whole
 from gpulayer_broker.errors import (
@@ -21,15 +22,7 @@ from gpulayer_broker.errors import (
     TooManyRequirements,
     Unavailable,
 )
-from gpulayer_broker.functions import (
-    AnyEnding,
-    Call,
-    Committed,
-    Offer,
-    Page,
-    Registration,
-    Submission,
-)
+from gpulayer_broker.functions import AnyEnding, Call, Offer, Registration, Submission
 from gpulayer_broker.job import QUEUED, RECORD_FIELDS, JobRecord, decode_record
 from gpulayer_broker.keys import DEFAULT_NAMESPACE, Keys, root_of
 from gpulayer_broker.matching import eligible_groups
@@ -288,7 +281,7 @@ def granted(answers: list[T | GpulayerError]) -> list[T]:
     return cast(list[T], answers)
 
 
-def accepted(answer: functions.Submitted, job: Submission) -> str:
+def accepted(answer: Submitted, job: Submission) -> str:
     """The id of an accepted submit; the refusal as its error otherwise."""
     if answer.outcome == "full":
         raise QueueFull(f"the queue holds {answer.id} waiting jobs, its limit: try again when some have run")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpulayer_broker import functions as fn
+from gpulayer_broker.answers import Grant
 from gpulayer_broker.connection import Link, ReplyError
-from gpulayer_broker.functions import Grant, ItemsEnding, Submission
+from gpulayer_broker.functions import ItemsEnding, Submission
 from gpulayer_broker.queue import Queue
 from tests.queueing import Hand, Machine, signature
 

@@ -24,8 +24,9 @@ from hypothesis.stateful import (
 )
 
 from gpulayer_broker import functions as fn
+from gpulayer_broker.answers import Committed, Grant
 from gpulayer_broker.connection import Link
-from gpulayer_broker.functions import Committed, DeviceLot, Ending, Grant, Offer, Running, Submission
+from gpulayer_broker.functions import DeviceLot, Ending, Offer, Running, Submission
 from tests import snapshot
 from tests.broker.model import Job, Model
 from tests.checker import lots_of, violations

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gpulayer_broker import functions as fn
+from gpulayer_broker.answers import Grant
 from gpulayer_broker.connection import Link, NoAnswer
-from gpulayer_broker.functions import Call, Ending, Grant, Registration, Running, Submission
+from gpulayer_broker.functions import Call, Ending, Registration, Running, Submission
 from gpulayer_broker.job import new_job_id
 from tests import snapshot
 from tests.checker import running, violations

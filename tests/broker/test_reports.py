@@ -13,10 +13,11 @@ import pytest
 
 from gpulayer_broker import claims as claims_module
 from gpulayer_broker import functions
+from gpulayer_broker.answers import Committed
 from gpulayer_broker.attempts import Attempt, Attempts
 from gpulayer_broker.connection import Endpoint, Link, ReplyError
 from gpulayer_broker.errors import QueueUnreachable
-from gpulayer_broker.functions import Committed, Ending
+from gpulayer_broker.functions import Ending
 from gpulayer_broker.queue import Queue
 from tests.queueing import Hand, claims_of, signature
 from tests.servers import QueueServer

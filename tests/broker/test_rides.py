@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpulayer_broker import functions as fn
+from gpulayer_broker.answers import Committed, Grant
 from gpulayer_broker.connection import Link, ReplyError
-from gpulayer_broker.functions import CallEnding, CallsEnding, Committed, DeviceLot, Ending, Grant
+from gpulayer_broker.functions import CallEnding, CallsEnding, DeviceLot, Ending
 from tests import snapshot
 from tests.checker import violations
 from tests.queueing import Hand, Machine, signature

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from gpulayer_broker import functions as fn
+from gpulayer_broker.answers import Claimed, Committed, Submitted
 from gpulayer_broker.connection import Link
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.functions import Call, DeviceLot, Ending, Offer, Submission
@@ -160,9 +161,7 @@ class Explorer:
     def events(self, s: Snapshot) -> Iterator[Event]:
         for job, submission in self.world.jobs.items():
             known = job in s.jobs
-            yield Event(
-                "submit", [], fn.submit(submission), (fn.Submitted("existing", job),) if known else ()
-            )
+            yield Event("submit", [], fn.submit(submission), (Submitted("existing", job),) if known else ())
         room = self._room(s)
         for worker in WORKERS:
             yield from self._worker_events(s, worker, room)
@@ -207,11 +206,11 @@ class Explorer:
         """Every verb with the token that ended last, and with one that never was."""
         ended = j.get("ended_token", "")
         if ended:
-            already = (fn.Committed("already", "", fn.Claimed("ok", ())),)
+            already = (Committed("already", "", Claimed("ok", ())),)
             yield Event("commit twice", [], fn.commit(Ending(job, ended, "failed")), already)
             yield Event("release twice", [], fn.release(job, ended, "lost"), ("already",))
             yield Event("late log", [], fn.log(job, ended, 0, "out", 9, b"x"), ("stale",))
-        stale = (fn.Committed("stale", "", fn.Claimed("ok", ())),)
+        stale = (Committed("stale", "", Claimed("ok", ())),)
         yield Event("strange commit", [], fn.commit(Ending(job, "1:strange", "succeeded")), stale)
         yield Event("strange checkpoint", [], fn.checkpoint(job, "1:strange", "d"), ("stale",))
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpulayer_broker import functions as fn
+from gpulayer_broker.answers import Claimed, Committed
 from gpulayer_broker.connection import Link
 from gpulayer_broker.functions import Ending, ItemsEnding, Submission
 from tests.broker.test_small_model import CPU, Event, Explorer, World, explored
@@ -30,7 +31,7 @@ KEY = World({job: Submission(job, CPU, b"s", permit="k=1") for job in ("ja", "jb
 AFTER = World(
     {"ja": Submission("ja", CPU, b"s"), "jb": Submission("jb", CPU, b"s", after=("ja",))}, most_at_once=1
 )
-NOTHING = fn.Claimed("ok", ())
+NOTHING = Claimed("ok", ())
 
 
 class GatedExplorer(Explorer):
@@ -71,11 +72,11 @@ class GatedExplorer(Explorer):
         """A range is no job; without its token nothing is reported of it, and nothing twice."""
         yield Event("cancel range", [], fn.cancel(chunk), (("missing", ""),))
         strange = self._report(chunk, "1:strange", 0, 1, 0)
-        yield Event("strange items", [], fn.commit_items(strange), (fn.Committed("stale", "", NOTHING),))
+        yield Event("strange items", [], fn.commit_items(strange), (Committed("stale", "", NOTHING),))
         ended = c.get("ended_token", "")
         if ended:
             again = self._report(chunk, ended, 0, 1, 0)
-            yield Event("items twice", [], fn.commit_items(again), (fn.Committed("already", "", NOTHING),))
+            yield Event("items twice", [], fn.commit_items(again), (Committed("already", "", NOTHING),))
             yield Event("release range twice", [], fn.release(chunk, ended, "lost"), ("already",))
 
     def _report(self, chunk: str, token: str, start: int, upto: int, failed: int) -> ItemsEnding:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from gpulayer_broker import functions as fn
+from gpulayer_broker.answers import Claimed, Committed
 from gpulayer_broker.connection import Link
 from gpulayer_broker.functions import CallEnding, CallsEnding, Ending, Submission
 from tests.broker.test_small_model import CPU, Event, Explorer, Found, World, explored
@@ -51,7 +52,7 @@ class RideExplorer(Explorer):
                 offer = self.offer(s, worker)
                 yield Event(f"end {len(some)} calls, claim", [], fn.commit(CallsEnding(calls), offer))
         twice = tuple(CallEnding(Ending(job, "1:strange", "succeeded"), -1) for job, _ in some)
-        stale = fn.Committed("ok", "", fn.Claimed("ok", ()), ("stale",) * len(some))
+        stale = Committed("ok", "", Claimed("ok", ()), ("stale",) * len(some))
         yield Event("strange calls", [], fn.commit(CallsEnding(twice)), (stale,))
 
     def _form(self, s: Snapshot, order: tuple[str, ...]) -> str:

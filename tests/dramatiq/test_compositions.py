@@ -10,9 +10,10 @@ import pytest
 from dramatiq.rate_limits.backends import RedisBackend
 
 from gpulayer_broker import functions
+from gpulayer_broker.answers import Committed
 from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.connection import plain_client
-from gpulayer_broker.functions import Call, Committed, Ending, Offer
+from gpulayer_broker.functions import Call, Ending, Offer
 from gpulayer_broker.outbox import Entry
 from tests.dramatiq.conftest import Start
 from tests.support import PATIENCE_MS, PATIENCE_S, wait_until

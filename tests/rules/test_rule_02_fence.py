@@ -9,9 +9,10 @@ from functools import partial
 import pytest
 
 from gpulayer_broker import functions as fn
+from gpulayer_broker.answers import Grant
 from gpulayer_broker.attempts import Attempt, Attempts
 from gpulayer_broker.connection import Link
-from gpulayer_broker.functions import Ending, Grant
+from gpulayer_broker.functions import Ending
 from gpulayer_broker.queue import Queue
 from tests.queueing import claims_of
 from tests.rules.crowd import CPU, Place, lose_all, processes, together

@@ -12,9 +12,10 @@ from typing import Any
 import cloudpickle
 
 from gpulayer_broker import spec as specs
+from gpulayer_broker.answers import Grant
 from gpulayer_broker.capabilities import Capabilities
 from gpulayer_broker.connection import plain_client
-from gpulayer_broker.functions import Grant, ItemsEnding, Registration, commit_items
+from gpulayer_broker.functions import ItemsEnding, Registration, commit_items
 from gpulayer_broker.items import ItemOutcome, Items, pack_outcomes
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.store.blobs import QueueStore

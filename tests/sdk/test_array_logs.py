@@ -14,8 +14,8 @@ from gpulayer.array_logs import NOT_KEPT, TURN_S
 from gpulayer.client import Client
 from gpulayer.logs import ERR, NOTE, OUT, PROGRESS, Piece, read_log
 from gpulayer.tailing import read_tail
+from gpulayer_broker.answers import Grant
 from gpulayer_broker.errors import UsageError
-from gpulayer_broker.functions import Grant
 from tests.sdk.benches import Bench, good
 from tests.sdk.test_logs import Writer, output
 from tests.support import PATIENCE_S, wait_until

@@ -13,7 +13,7 @@ import gpulayer as gl
 from gpulayer.arrays import ArrayResult, Part
 from gpulayer.client import Client
 from gpulayer.slots import Slot
-from gpulayer_broker.functions import Grant
+from gpulayer_broker.answers import Grant
 from tests.sdk.benches import Bench
 from tests.sdk.test_arrays import bench_serve, doubled, working
 from tests.support import PATIENCE_S

@@ -12,7 +12,7 @@ from gpulayer.client import Client
 from gpulayer.handle import Job
 from gpulayer.logs import HELD_BACK, NOTE, STARTED, Piece, lines, read_log
 from gpulayer_broker import functions as fn
-from gpulayer_broker.functions import Grant
+from gpulayer_broker.answers import Grant
 from tests.sdk.benches import Bench
 from tests.support import PATIENCE_S, wait_until
 

@@ -11,8 +11,8 @@ import pytest
 
 import gpulayer as gl
 from gpulayer_broker import spec as specs
+from gpulayer_broker.answers import Grant
 from gpulayer_broker.errors import BadRequirement, IdempotencyConflict, UnknownName, UsageError
-from gpulayer_broker.functions import Grant
 from tests.sdk.benches import Bench
 from tests.support import PATIENCE_S
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpulayer_broker.answers import Grant
 from gpulayer_broker.connection import Link
-from gpulayer_broker.functions import Grant
 from gpulayer_broker.job import new_job_id
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.store.local import LocalStore
