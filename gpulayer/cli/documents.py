@@ -71,6 +71,8 @@ def job_facts(record: JobRecord, worker_name: str) -> list[tuple[str, str]]:
         facts.append(("progress", progress))
     if record.final and record.state != SUCCEEDED:
         facts.append(("error", _one_line(error_of(record, trusted=False))))
+        # What it said last often says why.
+        facts += [("log", f"gpulayer logs --tail 20 {record.id}")] if record.attempt else []
     facts += [("note", str(note)) for note in _list(record.notes)]
     if record.outputs:
         facts.append(("outputs", f"gpulayer outputs {record.id}"))

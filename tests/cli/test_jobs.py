@@ -69,6 +69,15 @@ def test_show_prints_what_was_used_of_each_gpu(
     assert f"gpu         GPU-5a1c: {text}" in shown
 
 
+def test_show_of_what_failed_tells_how_to_read_its_last_words(cli: Cli, bench: Bench) -> None:
+    failed, never = submitted(cli), submitted(cli)
+    bench.end(failed, "failed", reason="user_error", fields={"error": '{"exit_code": 3}'})
+    cli("cancel", never)
+
+    assert f"log         gpulayer logs --tail 20 {failed}" in cli("show", failed).out.splitlines()
+    assert "gpulayer logs" not in cli("show", never).out
+
+
 def test_show_as_json_carries_the_end_reason_and_the_error(cli: Cli, bench: Bench) -> None:
     job_id = submitted(cli)
     bench.end(job_id, "failed", reason="oom", fields={"error": '{"message": "out of memory", "signal": 9}'})
