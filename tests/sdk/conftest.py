@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from gpulayer import client as clients
+from gpulayer import private
 from gpulayer.client import Client
 from gpulayer_broker.connection import Endpoint, Link
+from gpulayer_broker.folders import Folders, locate_folders
 from tests.queueing import Hand
 from tests.sdk.benches import Bench
+from tests.sdk.private_parts import worker_program
 from tests.workers import WorkerProcess
 
 
@@ -58,3 +61,20 @@ def worker(valkey: Endpoint, address: str, namespace: str, tmp_path: Path) -> It
     yield worker
     worker.end()
     print(worker.said())
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> list[str]:
+    """The program of a stand-in for the private worker."""
+    return worker_program(tmp_path, stubborn=False)
+
+
+@pytest.fixture
+def folders(monkeypatch: pytest.MonkeyPatch, isolated_environment: Path, tmp_path: Path) -> Iterator[Folders]:
+    """A state folder of this test alone; what runs on it is stopped afterwards."""
+    monkeypatch.setenv("GPULAYER_TERM_GRACE_S", "1")
+    state = isolated_environment / "state" / tmp_path.name
+    monkeypatch.setenv("GPULAYER_STATE_DIR", str(state))
+    yield locate_folders().create()
+    private.release_private()
+    private.down()
