@@ -111,9 +111,9 @@ class Job(Handle, Generic[R]):
         """For a person who waits: Ctrl-C ends the wait alone, and says so."""
         try:
             return self._notice(timeout)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             print(f"detached: job {self.id} goes on; gpulayer cancel {self.id} ends it", file=sys.stderr)
-            raise
+            raise interrupt.with_traceback(None) from None
 
     def _notice(self, timeout: float | None = None) -> Notice | None:
         """Its end; None if that does not come in time."""

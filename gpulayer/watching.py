@@ -47,7 +47,7 @@ def watched(result: Counted, steps: Iterator[T]) -> Iterator[T]:
     except KeyboardInterrupt as interrupt:
         drawing.close()
         detach(result, interrupt)
-        raise
+        raise interrupt.with_traceback(None) from None
     finally:
         drawing.close()
 

@@ -209,4 +209,5 @@ def test_ctrl_c_ends_a_wait_whichever_thread_it_reaches_and_leaves_the_jobs(
 
     assert script.process.wait(PATIENCE_S) == -signal.SIGINT
     assert script.shows(says)
+    assert not script.shows("attentive|waiter")  # where it waited is no matter of the script's
     assert {record.state for record in client.jobs()} == {"queued"}
