@@ -8,6 +8,7 @@ that takes its time keeps nobody: those behind it that have not begun go back to
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +45,8 @@ from gpulayer_worker.running import Run, Workshop
 from gpulayer_worker.scratch import FOLDERS, Scratch, folder_in
 from gpulayer_worker.usage import usage_record
 from gpulayer_worker.warm_runs import TRIES, ChunkRun, WarmRun
+
+log = logging.getLogger("gpulayer")
 
 STREAMS = ("out", "err")
 TELL_EVERY_S = 0.002
@@ -111,16 +114,26 @@ class RideRun(WarmRun):
             return failed("undecodable", type(error).__name__, str(error))
         if not self.shop.fits(self.attempt.grant.signature, needs):
             return Outcome("released", "unfit")
+        try:
+            self._run_all(needs)
+        except Exception:
+            # What has ended is told all the same, and what has not goes back.
+            log.exception("a ride broke off")
+        told = {attempt.token for attempt, _ in self.untold}
+        everybody = (self.attempt, *self.attempt.riders)
+        self.teller.release([each for each in everybody if each.token not in told], "lost")
+        if not self.untold:
+            return Outcome("released", "returned")
+        attempts, endings = zip(*self.untold, strict=True)
+        return Outcome("succeeded", calls=Calls(attempts, CallsEnding(endings)))
+
+    def _run_all(self, needs: Requirements) -> None:
+        """Leg by leg, until all have ended, or no process can be had."""
         waiting, tries = self._calls(), TRIES
         while waiting and tries:
             left = self._leg(waiting, needs)
             tries = tries - 1 if len(left) == len(waiting) else TRIES
             waiting = [call for call in left if not self._ends_unbegun(call)]
-        self.teller.release([call.attempt for call in waiting], "lost")
-        if not self.untold:
-            return Outcome("released", "returned")
-        attempts, endings = zip(*self.untold, strict=True)
-        return Outcome("succeeded", calls=Calls(attempts, CallsEnding(endings)))
 
     def _calls(self) -> list[Call]:
         """Those that are what the first is but for their arguments; others have no place here and go back."""
@@ -141,24 +154,28 @@ class RideRun(WarmRun):
         """Runs the calls as one batch; those that have not begun."""
         try:
             process = self.shop.warm.acquire(self._lane_key(needs))
-            try:
-                seat = self._seat(process, needs)
-                with _Leg(self, calls, seat) as leg:
-                    left = leg.run(process, needs)
-                if leg.is_spoilt:
-                    process.keep(None)
-                return left
-            finally:
-                self.shop.warm.release(process)
         except ForkServerGone:
             return calls
-        except OSError as error:
-            if self.shop.hardware.has_room():
-                for call in calls:
-                    self._told(call.attempt, cannot_start(error), None)
-            else:
-                self.teller.release([call.attempt for call in calls], "returned")
+        try:
+            with _Leg(self, calls, self._seat(process, needs)) as leg:
+                left = leg.run(process, needs)
+            if leg.is_spoilt:
+                process.keep(None)
+            return left
+        except NoSeat as error:
+            self._cannot_sit(calls, error)
             return []
+        finally:
+            self.shop.warm.release(process)
+
+    def _cannot_sit(self, calls: list[Call], error: NoSeat) -> None:
+        """There is no folder to be had: a full disk passes, anything else is the calls' end."""
+        if self.shop.hardware.has_room():
+            for call in calls:
+                self._told(call.attempt, cannot_start(error.why), None)
+        else:
+            log.warning("%d calls are handed back: %s", len(calls), error)
+            self.teller.release([call.attempt for call in calls], "returned")
 
     def _lane_key(self, needs: Requirements) -> WarmKey:
         """What a process must be to serve the lane: it does not depend on the folder that a ride is given."""
@@ -173,7 +190,10 @@ class RideRun(WarmRun):
         """The process' own, made anew where it has none."""
         seat, lane = process.kept, self.attempt.grant.lane
         if not isinstance(seat, Seat):
-            seat = Seat(self.shop)
+            try:
+                seat = Seat(self.shop)
+            except OSError as error:
+                raise NoSeat(error) from error
             process.keep(seat)
         if seat.lane != lane:
             seat.lane, seat.env = lane, self._environment(seat.scratch, needs)
@@ -205,6 +225,14 @@ class RideRun(WarmRun):
         if self.teller.commit_some(Calls(attempts, CallsEnding(endings))):
             self.untold.clear()
         self.told_s = time.monotonic()
+
+
+class NoSeat(Exception):
+    """A folder and its files cannot be made; `why` is what the system says."""
+
+    def __init__(self, why: OSError) -> None:
+        super().__init__(str(why))
+        self.why = why
 
 
 class Seat:
