@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpulayer.session import Session
@@ -27,6 +28,9 @@ WORKER_START_S = 15.0
 POLL_S = 0.05
 KEPT = 256
 
+# What was said of queues: of one that several clients use it is said once.
+_strange: Recent[str, None] = Recent(KEPT)
+
 
 class Adviser:
     """The advice of one client's session."""
@@ -38,7 +42,8 @@ class Adviser:
     def submitted(self, needs: Requirements) -> None:
         """Logs what is to be said of a submission with these needs, and was not said yet."""
         while self._session.warnings:
-            log.warning("gpulayer: %s", self._session.warnings.pop(0))
+            text = self._session.warnings.pop(0)
+            _strange.get(text, partial(log.warning, "gpulayer: %s", text))
         # What every worker can run is not asked about.
         if needs != Requirements():
             self._told.get(needs.signature, lambda: self._look(needs))

@@ -60,15 +60,15 @@ def test_of_what_every_worker_can_run_nobody_is_asked(
     client.submit(["true"])
 
 
-def test_what_is_strange_about_the_queue_is_said_once(
-    client: Client, bench: Bench, caplog: pytest.LogCaptureFixture
+def test_what_is_strange_about_the_queue_is_said_once_however_many_clients_it_has(
+    client: Client, trusting: Client, bench: Bench, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client._session.queue  # noqa: B018 - opened, with what the server's check says
-    client._session.warnings = ["appendonly is off"]
-    client.submit(["true"])
-    client.submit(["true"])
+    for each in (client, client, trusting):
+        each._session.queue  # noqa: B018 - opened, with what the server's check says
+        each._session.warnings = [f"{namespace} is strange"]
+        each.submit(["true"])
 
-    assert said(caplog).count("gpulayer: appendonly is off") == 1
+    assert said(caplog).count(f"gpulayer: {namespace} is strange") == 1
 
 
 def test_advice_that_cannot_be_had_keeps_nothing_from_being_submitted(
