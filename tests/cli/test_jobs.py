@@ -8,7 +8,10 @@ import pytest
 
 from gpulayer.cli.terminal import SafeBytes
 from gpulayer_broker import functions as fn
+from gpulayer_broker.connection import Link
 from tests.cli.conftest import Cli
+from tests.queueing import Hand, signature
+from tests.rules.costs import commands_during, fill
 from tests.sdk.benches import Bench
 from tests.support import in_background
 
@@ -247,3 +250,24 @@ def test_a_terminal_gets_only_what_is_safe(pieces: list[bytes], shown: bytes) ->
     safe = SafeBytes()
 
     assert b"".join(map(safe.feed, pieces)) == shown
+
+
+@pytest.mark.parametrize(
+    "command", [["jobs", "--limit", "20"], ["jobs", "--limit", "20", "--json"], ["status"]]
+)
+def test_what_is_listed_costs_no_more_however_many_jobs_there_are(
+    cli: Cli, address: str, link: Link, root: str, command: list[str]
+) -> None:
+    """Of a long queue the 5,000 oldest jobs are looked at, for the positions of those that are shown."""
+    hand, sig = Hand(link, root), signature()
+    hand.introduce(sig, {})
+    hand.run(fn.drain(hand.machine("first", {sig: ()}).id, "offline"))
+
+    def listed() -> None:
+        assert cli(*command).code == 0
+
+    fill(hand, sig, queued=5100, finished=60)
+    few = commands_during(link, listed)
+    fill(hand, sig, queued=4000, finished=1000)
+
+    assert commands_during(link, listed) == few

@@ -76,6 +76,13 @@ def _watched(endpoint: Endpoint) -> Iterator[Callable[[Link], list[str]]]:
             yield lines
 
 
+def commands_during(link: Link, act: Callable[[], object]) -> Counter[str]:
+    """The commands that the server runs meanwhile, whoever sends them."""
+    link.call("CONFIG", "RESETSTAT")
+    act()
+    return _counted(link)
+
+
 def costs_of_one_job(hand: Hand, machine: Machine, sig: str) -> Costs:
     """Submit, claim and commit of one job, each alone, by a worker that has just come and leaves again."""
     hand.register(machine)
@@ -99,6 +106,7 @@ def fill(hand: Hand, sig: str, *, queued: int, finished: int) -> None:
     left = finished
     while left:
         grants = hand.claim(machine, min(left, machine.slots))
+        assert grants, "the filler's class fits the signature"
         replies = _sent(hand, [fn.commit(Ending(grant.id, grant.token, "succeeded")) for grant in grants])
         assert all(reply[0] == b"ok" for reply in replies)
         left -= len(grants)
