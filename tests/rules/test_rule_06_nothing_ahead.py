@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpulayer_broker import functions
 from tests.checker import running
 from tests.queueing import signature
 from tests.rules.crowd import CPU, Place, lots, processes, together
@@ -53,4 +54,27 @@ def test_what_cannot_start_now_is_not_taken_and_does_not_hold_up_what_can(place:
 
         assert [g.id for g in hand.claim(machine)] == [small]
         assert {hand.state(job) for job in waiting} == {"queued"}
+    place.check()
+
+
+def test_what_needs_a_whole_busy_machine_begins_once_that_was_drained(place: Place) -> None:
+    """Nothing is held back for it meanwhile: it is passed by what fits."""
+    whole, part = signature(memory=60_000, tag="whole"), signature(memory=30_000, tag="part")
+    with place.hand() as hand:
+        for sig in (whole, part):
+            hand.introduce(sig, {"k1": ()})
+        machine = hand.machine("w1", slots=8, memory_mib=64_000)
+        running_now = [hand.submit(part), hand.submit(part)]
+        first, second = hand.claim(machine)
+        large, later = hand.submit(whole), [hand.submit(part) for _ in range(3)]
+        passed = hand.commit(machine, first, claim_next=True).claimed.grants
+
+        assert {first.id, second.id} == set(running_now)
+        assert [grant.id for grant in passed] == later[:1]
+
+        hand.run(functions.drain("w1", "draining"))
+        for grant in (second, *passed):
+            hand.commit(machine, grant)
+        hand.run(functions.drain("w1", "online"))
+        assert [grant.id for grant in hand.claim(machine)] == [large]
     place.check()
