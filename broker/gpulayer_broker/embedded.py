@@ -274,6 +274,8 @@ def _spawn(folders: Folders, lock: FileLock, choices: list[Path]) -> subprocess.
                     cwd=folders.queue,
                     env=_environment(),
                     start_new_session=True,
+                    # Python ignores SIGXFSZ: a write over the user's limit on files is then told, not deadly.
+                    restore_signals=False,
                     pass_fds=(lock.descriptor,),
                 )
         except OSError as error:

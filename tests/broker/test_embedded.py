@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import os
+import resource
 import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,13 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpulayer_broker.connection import Link, ReplyError, connect
+from gpulayer_broker.connection import Link, NoAnswer, ReplyError, connect
 from gpulayer_broker.embedded import (
     bound_file,
     claim_idle,
     ensure_server,
     hold_in_use,
     running_server,
+    server_endpoint,
     server_log,
     stop_server,
     sync_data,
@@ -202,6 +206,33 @@ def test_a_damaged_file_is_refused_with_its_name_and_the_command_that_mends_it(f
     subprocess.run(mend, shell=True, input=b"y\n", check=True, capture_output=True, timeout=PATIENCE_S)
     with start(folders) as link:
         assert 0 < link.call("DBSIZE") < 100
+
+
+LIMITED_START = """
+import resource, sys
+from gpulayer_broker.embedded import ensure_server
+from gpulayer_broker.folders import Folders
+from pathlib import Path
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+ensure_server(Folders(Path(sys.argv[1]), Path(sys.argv[2])))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process is raised on Linux alone")
+def test_a_limit_on_the_size_of_files_is_told_and_kills_no_server(folders: Folders) -> None:
+    """As `ulimit -f` sets it in the shell that starts the set-up."""
+    command = [sys.executable, "-c", LIMITED_START, str(folders.state), str(folders.runtime)]
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
+    pid = holder_pid(folders.server_lock)
+    assert pid is not None
+    with connect(server_endpoint(folders)) as link:
+        with pytest.raises(NoAnswer, match="cannot write to its disk"):
+            collections.deque((link.call("SET", f"key{n}", "x" * 100_000) for n in range(40)), maxlen=0)
+        assert holder_pid(folders.server_lock) == pid
+
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert link.call_idempotent("SET", "key", "x" * 100_000, deadline_s=PATIENCE_S) == b"OK"
 
 
 def test_a_binary_that_cannot_run_is_told_in_one_line(folders: Folders, tmp_path: Path) -> None:
