@@ -7,6 +7,7 @@ RemoteError with the remote traceback.
 
 from __future__ import annotations
 
+import ast
 import base64
 import binascii
 import builtins
@@ -39,6 +40,8 @@ from gpulayer_broker.errors import (
 from gpulayer_broker.items import ItemOutcome, read_outcomes
 from gpulayer_broker.job import CANCELLED, SUCCEEDED, TIMED_OUT, JobRecord
 
+# A longer key is left as it was told.
+MOST_KEY = 1000
 SIGNAL_EXIT = 128
 # How an item that came to no end of its own is told: the error's type, its end reason, and what to say without a text.
 _ENDS: dict[str, tuple[type[JobError], str, str]] = {
@@ -278,12 +281,20 @@ def _unpickled(text: Any) -> Exception | None:
     return error if isinstance(error, Exception) else None
 
 
+def _key(message: str) -> Any:
+    """The key of a KeyError, whose message is how Python writes it; the message itself where that is no literal."""
+    try:
+        return ast.literal_eval(message) if len(message) <= MOST_KEY else message
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return message
+
+
 def _builtin(told: Mapping[str, Any], name: str, message: str) -> Exception | None:
     known = getattr(builtins, name, None) if told.get("module", "builtins") == "builtins" else None
     if not (isinstance(known, type) and issubclass(known, Exception)):
         return None
     try:
-        return known(message)
+        return known(_key(message) if known is KeyError else message)
     except TypeError:  # one that takes more than a message
         return None
 

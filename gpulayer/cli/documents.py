@@ -10,7 +10,7 @@ from gpulayer.cli.terminal import progress_text
 from gpulayer.outcome import error_of, exit_code_of
 from gpulayer_broker.damage import document
 from gpulayer_broker.errors import GpulayerError
-from gpulayer_broker.job import PRIORITIES, SUCCEEDED, JobRecord
+from gpulayer_broker.job import FAILED, PRIORITIES, SUCCEEDED, JobRecord
 from gpulayer_broker.units import format_size
 
 _PRIORITY_NAMES = {number: name for name, number in PRIORITIES.items()}
@@ -70,7 +70,7 @@ def job_facts(record: JobRecord, worker_name: str) -> list[tuple[str, str]]:
     if progress := progress_text(record.progress):
         facts.append(("progress", progress))
     if record.final and record.state != SUCCEEDED:
-        facts.append(("error", _one_line(error_of(record, trusted=False))))
+        facts.append(("error", why_it_failed(record)))
         # What it said last often says why.
         facts += [("log", f"gpulayer logs --tail 20 {record.id}")] if record.attempt else []
     facts += [("note", str(note)) for note in _list(record.notes)]
@@ -167,6 +167,10 @@ def _list(raw: bytes) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _one_line(error: BaseException) -> str:
+def why_it_failed(record: JobRecord) -> str:
+    """Why a job ended without success, in a line: what a function raised with its type, what happened else as it is."""
+    if record.is_array and record.state == FAILED:
+        return f"not all of its {record.count} calls succeeded: gpulayer retry {record.id} --failed runs those again"
+    error = error_of(record, trusted=False)
     text = " ".join(str(error).split())
-    return text if isinstance(error, GpulayerError) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, GpulayerError) else f"{type(error).__name__}: {text}".rstrip(": ")

@@ -10,14 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpulayer.cli.documents import exit_code, seconds
+from gpulayer.cli.documents import exit_code, seconds, why_it_failed
 from gpulayer.cli.output import say
 from gpulayer.cli.terminal import Terminal
 from gpulayer.client import Client
 from gpulayer.fetching import fetch_outputs
 from gpulayer.handle import RUNS_FOLDER, Job
 from gpulayer.logs import STARTED, WAITS, read_log
-from gpulayer.outcome import error_of
 from gpulayer_broker.errors import StoreError
 from gpulayer_broker.job import SUCCEEDED, JobRecord
 
@@ -105,8 +104,7 @@ class _Waiting:
 
 def _ended(client: Client, record: JobRecord) -> str:
     if record.state != SUCCEEDED:
-        error = error_of(record, trusted=False)
-        return f"gpulayer: {' '.join(str(error).split())}"
+        return f"gpulayer: {why_it_failed(record)}"
     return (
         f"job {record.id} succeeded on {client.worker_name(record.worker)}, attempt {record.attempt}: "
         f"waited {seconds(record.queue_wait_s)}, ran {seconds(record.run_time_s)}"

@@ -139,10 +139,9 @@ def group_document(group: str, counts: Counter[str], failed: Sequence[str]) -> d
 
 
 def _tell(record: JobRecord) -> None:
-    from gpulayer.outcome import error_of
+    from gpulayer.cli.documents import why_it_failed
 
-    error = error_of(record, trusted=False)
-    say(f"{record.name}: {' '.join(str(error).split())}")
+    say(f"{record.name}: {why_it_failed(record)}")
 
 
 def _fetch(client: Client, record: JobRecord, outputs_to: Path | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +90,14 @@ def test_show_as_json_carries_the_end_reason_and_the_error(cli: Cli, bench: Benc
     assert document["end_reason"] == "oom"
     assert document["exit_code"] == 137
     assert document["error"]["message"] == "out of memory"
+
+
+def test_what_a_function_raised_is_shown_with_its_type(cli: Cli, bench: Bench, here: Path) -> None:
+    (here / "raises_job.py").write_text("def job(): ...")
+    job_id = cli("run", "raises_job:job", "--detach").out.strip()
+    bench.fail(job_id, KeyError("lr"))
+
+    assert "error       KeyError: 'lr'" in cli("show", job_id).out
 
 
 def test_show_never_prints_what_would_move_the_cursor(cli: Cli, bench: Bench) -> None:

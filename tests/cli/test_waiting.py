@@ -104,6 +104,16 @@ def test_an_array_shows_how_far_it_is(cli: Cli, bench: Bench) -> None:
     assert json.loads(cli("show", job.id, "--json").out)["items"] == {"count": 3, "ended": 2, "failed": 1}
 
 
+def test_a_map_that_failed_says_how_to_run_the_rest_again(cli: Cli, bench: Bench, here: Path) -> None:
+    (here / "warm_calls.py").write_text("def job(n): return n")
+    (here / "items").write_text("1\n2\n")
+    array = cli("run", "warm_calls:job", "--isolation", "warm", "--map", "items", "--detach").out.strip()
+    bench.serve_array(array, lambda n: bad(ValueError("no")))
+
+    line = f"not all of its 2 calls succeeded: gpulayer retry {array} --failed runs those again"
+    assert f"error       {line}" in cli("show", array).out
+
+
 def test_logs_as_documents_are_a_line_each_with_their_stream(cli: Cli, bench: Bench) -> None:
     job_id = submitted(cli)
     grant = bench.take(job_id)

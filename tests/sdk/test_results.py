@@ -102,6 +102,16 @@ def test_elsewhere_an_exception_of_somebody_is_a_remote_error(client: Client, be
     assert told.value.traceback == "line 7"
 
 
+@pytest.mark.parametrize("key", ["lr", 3, ("a", 1), "it's"])
+def test_elsewhere_a_key_error_has_its_key(client: Client, bench: Bench, key: object) -> None:
+    job = submitted(client)
+    bench.fail(job.id, KeyError(key))
+
+    with pytest.raises(KeyError) as raised:
+        job.result(PATIENCE_S)
+    assert raised.value.args == (key,)
+
+
 def test_elsewhere_a_builtin_exception_is_rebuilt_by_name(client: Client, bench: Bench) -> None:
     job = submitted(client)
     bench.fail(job.id, ZeroDivisionError("by zero"))
