@@ -332,6 +332,20 @@ def test_admissions_are_remembered_for_a_window_after_the_last(hand: Hand) -> No
         hand.run(fn.cancel(job))
 
 
+def test_admissions_of_windows_that_have_passed_are_forgotten_while_the_key_is_in_use(
+    link: Link, hand: Hand, worker: Machine
+) -> None:
+    with virtual_library(link) as clock:
+        for _ in range(40):
+            hand.submit(CPU, rate="api=9/1000")
+            (grant,) = hand.claim(worker, 1)
+            hand.commit(worker, grant)
+            clock.advance(500)
+
+        assert hand.link.call("ZCARD", hand.key("rate:api")) <= 3
+        link.call("DEL", hand.key("rate:api"), hand.key("window:api"))
+
+
 def test_jobs_of_one_key_may_name_different_windows(link: Link, hand: Hand) -> None:
     with virtual_library(link) as clock:
         jobs = [hand.submit(CPU, rate="api=1/60000")]
