@@ -8,15 +8,17 @@ the protocol, not from the Lua, and keeps no index that it could get wrong. Gate
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha1
 
 from gpulayer_broker.functions import DeviceLot, Offer, Submission
-from gpulayer_broker.job import CANCELLED, FAILED, FINAL, QUEUED, RUNNING, SCHEDULED, SUCCEEDED
+from gpulayer_broker.job import CANCELLED, FAILED, FINAL, MESSAGE, QUEUED, RUNNING, SCHEDULED, SUCCEEDED
 from tests.checker import MAX_LOSSES, amounts
 from tests.queueing import GRACE_MS, HEARTBEAT_MS, LEASE_MS, Machine
 
 QUARANTINE_MS = 600_000
 DEATHS = 3
+MESSAGE_KEEP_MS, MESSAGE_KEEP_DEAD_MS = 600_000, 7 * 86_400_000
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Job:
     lots: tuple[tuple[str, int], ...] = ()
     lease_ms: int = 0
     granted_ms: int = 0
+    ended_ms: int = 0
     cancel: bool = False
     reported: bool = False
     ride: str = ""
@@ -78,6 +81,7 @@ class Model:
         self.fits = {c: dict(sigs) for c, sigs in fits.items()}
         self.jobs: dict[str, Job] = {}
         self.workers: dict[str, Worker] = {}
+        self.purged: list[str] = []
         self.idem: dict[tuple[str, str], tuple[str, str]] = {}
         self.seq = 0
         self.now_ms = 0
@@ -106,6 +110,7 @@ class Model:
     # Functions ------------------------------------------------------------------------------------------------------
 
     def submit(self, s: Submission) -> tuple[str, str]:
+        s = self._place_of(s)
         if s.id in self.jobs:
             return "existing", s.id
         if (s.owner, s.idempotency_key) in self.idem:
@@ -118,6 +123,30 @@ class Model:
         self._event(j)
         self._begin(j)
         return "added", s.id
+
+    def _place_of(self, s: Submission) -> Submission:
+        """The same message enqueued again takes the place of one that has ended, or a name of its own beside it."""
+        known = self.jobs.get(s.id)
+        if known is None or s.kind != MESSAGE or known.s.spec == s.spec:
+            return s
+        if known.state in FINAL:
+            self._purge(known)
+            return s
+        return replace(s, id=f"{s.id}~{sha1(s.spec).hexdigest()[:16]}")
+
+    def requeue(self, s: Submission) -> str:
+        dead = self.jobs.get(s.id)
+        if dead is None or dead.state != FAILED:
+            return "missing"
+        self._purge(dead)
+        return self.submit(s)[0]
+
+    def purge(self, until_ms: int) -> int:
+        """How many jobs have left that had ended by then."""
+        old = [j for j in self.jobs.values() if j.state in FINAL and j.ended_ms <= until_ms]
+        for j in old:
+            self._purge(j)
+        return len(old)
 
     def register(self, machine: Machine) -> None:
         old = self.workers.get(machine.id)
@@ -230,9 +259,22 @@ class Model:
             j.due_ms = None
             self._enter(j)
             self._event(j)
-        return len(due), 0 if self._outage() else self._reap()
+        reaped = 0 if self._outage() else self._reap()
+        for j in [j for j in self.jobs.values() if self._is_past(j)]:
+            self._purge(j)
+        return len(due), reaped
 
     # Parts ----------------------------------------------------------------------------------------------------------
+
+    def _is_past(self, j: Job) -> bool:
+        """Whether it is a message whose record's own time is over."""
+        keep_ms = MESSAGE_KEEP_DEAD_MS if j.state == FAILED else MESSAGE_KEEP_MS
+        return j.s.kind == MESSAGE and j.state in FINAL and j.ended_ms + keep_ms <= self.now_ms
+
+    def _purge(self, j: Job) -> None:
+        del self.jobs[j.s.id]
+        self.purged.append(j.s.id)
+        self.idem = {key: known for key, known in self.idem.items() if known[0] != j.s.id}
 
     def _refused(self, j: Job | None, token: str) -> str:
         return "already" if j is not None and token and j.ended_token == token else "stale"
@@ -327,7 +369,7 @@ class Model:
     def _finish(self, j: Job, state: str) -> None:
         if j.runs:
             self._detach(j)
-        j.state, j.phase, j.due_ms, j.entry = state, "", None, None
+        j.state, j.phase, j.due_ms, j.entry, j.ended_ms = state, "", None, None, self.now_ms
         self._event(j)
         for client in sorted(j.watchers | ({j.s.client} - {""})):
             self.told.append((client, j.s.id, state))

@@ -27,10 +27,11 @@ from gpulayer_broker import functions as fn
 from gpulayer_broker.answers import Committed, Grant
 from gpulayer_broker.connection import Link
 from gpulayer_broker.functions import DeviceLot, Ending, Offer, Running, Submission
+from gpulayer_broker.job import FAILED, MESSAGE, RUNNING
 from tests import snapshot
 from tests.broker.model import Job, Model
 from tests.checker import lots_of, violations
-from tests.queueing import HEARTBEAT_MS, LEASE_MS, Hand, Machine, signature
+from tests.queueing import HEARTBEAT_MS, LEASE_MS, NO_RETENTION, Hand, Machine, signature
 from tests.snapshot import Snapshot
 from tests.virtual import Clock, virtual_library
 
@@ -102,7 +103,7 @@ class QueueMachine(RuleBasedStateMachine):
         self, pick: int, sig: str, prepare: bool = False, delay_ms: int = 0, client: str = ""
     ) -> Submission:
         return Submission(
-            f"j{len(self.model.jobs)}",
+            f"j{self.model.seq}",
             sig,
             b"spec",
             owner=("ann", "ann", "ann", "bob")[pick % 4],
@@ -185,9 +186,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _commit(
         self, job: str, token: str, verdict: str, delay_ms: int, outbox: int, next_claim: Offer | None
     ) -> None:
-        blocks = [
-            replace(self._submission(n * 7, SMALL), id=f"j{len(self.model.jobs)}-{n}") for n in range(outbox)
-        ]
+        blocks = [replace(self._submission(n * 7, SMALL), id=f"j{self.model.seq}-{n}") for n in range(outbox)]
         ending = Ending(job, token, verdict, "user_error", delay_ms, {"result": b"r"}, blocks)
         answer = self.hand.run(fn.commit(ending, next_claim))
         assert answer.verdict == self.model.commit(job, token, verdict, delay_ms, blocks)
@@ -264,6 +263,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def server_and_model_agree(self) -> None:
         self.model.now_ms = self.clock.now_ms
+        self._forget_what_has_left()
         seen = snapshot.read(self.hand.link, self.hand.root)
         assert violations(seen) == []
         assert {job: _record(seen, job) for job in seen.jobs} == {
@@ -281,13 +281,21 @@ class QueueMachine(RuleBasedStateMachine):
             if worker in self.model.workers:
                 assert until == self.model.workers[worker].quarantined_until_ms
 
+    def _forget_what_has_left(self) -> None:
+        """A name that comes again is another job: notices of the former one are read, as by a client, and gone."""
+        left = set(self.model.purged)
+        for client in ("c1", "c2") if left else ():
+            key = self.hand.key(f"done:{client}")
+            for entry, told in self.hand.link.call("XRANGE", key, "-", "+"):
+                if dict(zip(told[::2], told[1::2], strict=True))[b"job"].decode() in left:
+                    self.hand.link.call("XDEL", key, entry)
+        self.model.told = [notice for notice in self.model.told if notice[1] not in left]
+        self.model.purged.clear()
+
     def _events_agree(self, seen: Snapshot) -> None:
         """One event a transition, no more and no fewer, since the last step."""
-        events = (
-            [(e["job"], e["state"]) for e in seen.streams["events"].entries.values()]
-            if self.model.jobs
-            else []
-        )
+        stream = seen.streams.get("events")
+        events = [(e["job"], e["state"]) for e in stream.entries.values()] if stream else []
         new = events[self.seen_events :]
         self.seen_events = len(events)
         assert Counter(new) == Counter(self.model.events)
@@ -327,6 +335,37 @@ class WholeMachine(QueueMachine):
         job = self._any_job(pick).s
         answer = self.hand.run(fn.submit(job))
         assert (answer.outcome, answer.id) == self.model.submit(job)
+
+    @precondition(lambda self: self.model.jobs)
+    @rule(pick=PICK, variant=st.integers(0, 2))
+    def send_a_message_anew(self, pick: int, variant: int) -> None:
+        known = self._any_job(pick).s
+        anew = replace(known, kind=MESSAGE, spec=b"spec%d" % variant, idempotency_key="", digest="")
+        answer = self.hand.run(fn.submit(anew))
+        assert (answer.outcome, answer.id) == self.model.submit(anew)
+
+    @precondition(lambda self: self.model.jobs)
+    @rule(pick=PICK, dead=st.booleans())
+    def requeue(self, pick: int, dead: bool) -> None:
+        letters = [j for j in self.model.jobs.values() if j.state == FAILED]
+        j = letters[pick % len(letters)] if dead and letters else self._any_job(pick)
+        anew = replace(j.s, spec=b"requeued at %d" % self.model.seq, idempotency_key="", digest="")
+        assert self.hand.run(fn.requeue(anew)).outcome == self.model.requeue(anew)
+
+    @rule(age_ms=st.sampled_from([0, 600, 20_000]))
+    def purge(self, age_ms: int) -> None:
+        ticked = self.hand.run(fn.tick(older_than_ms=age_ms, results_older_than_ms=NO_RETENTION))
+        before = len(self.model.jobs)
+        reaped = self.model.tick()[1]
+        self.model.purge(self.model.now_ms - age_ms)
+        assert (ticked.reaped, ticked.purged) == (reaped, before - len(self.model.jobs))
+
+    @precondition(lambda self: self.model.jobs)
+    @rule(pick=PICK)
+    def interrupt(self, pick: int) -> None:
+        j = self._any_job(pick)
+        expected = ("asked", "") if j.state == RUNNING else ("not_running", j.state)
+        assert self.hand.run(fn.interrupt(j.s.id)) == expected
 
     @precondition(lambda self: self.model.jobs)
     @rule(pick=PICK, client=st.sampled_from(["c1", "c2"]))
