@@ -14,6 +14,7 @@ from typing import Any
 from gpulayer.session import Session
 from gpulayer_broker.connection import Link
 from gpulayer_broker.damage import whole as number
+from gpulayer_broker.errors import BlobCorrupt
 from gpulayer_broker.job import JobRecord
 from gpulayer_broker.units import format_size
 
@@ -128,7 +129,17 @@ def kept_log(record: JobRecord, rank: int) -> dict[str, Any] | None:
 def finished(
     session: Session, record: JobRecord, rank: int, begin: int = 0, *, since_ms: int = 0
 ) -> Iterator[Piece]:
-    """The last attempt's output, from an offset on."""
+    """The last attempt's output, from an offset on; BlobCorrupt where the record or the index of its log is damaged."""
+    try:
+        yield from _finished(session, record, rank, begin, since_ms)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BlobCorrupt(
+            f"the log of job {record.id} cannot be read: its record or its index is damaged ({type(error).__name__})",
+            job_id=record.id,
+        ) from None
+
+
+def _finished(session: Session, record: JobRecord, rank: int, begin: int, since_ms: int) -> Iterator[Piece]:
     named = kept_log(record, rank)
     if named is None:
         key = session.queue.keys.log(record.id, record.attempt, rank)

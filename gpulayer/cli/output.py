@@ -54,12 +54,9 @@ def say_each(told: Sequence[tuple[str, str]]) -> None:
 
 def print_json(document: Any) -> None:
     """One document on stdout."""
-    import orjson
-
     _printed.add("document")
 
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    write_bytes(orjson.dumps(document, option=options))
+    write_bytes(dumped(document, indent=True) + b"\n")
 
 
 def print_error(error: dict[str, Any]) -> None:
@@ -70,11 +67,32 @@ def print_error(error: dict[str, Any]) -> None:
 
 def print_json_line(document: Any) -> None:
     """One document on a line of stdout."""
-    import orjson
-
     _printed.add("document")
 
-    write_bytes(orjson.dumps(document) + b"\n")
+    write_bytes(dumped(document) + b"\n")
+
+
+def dumped(document: Any, *, indent: bool = False) -> bytes:
+    """The document as JSON has it, numbers of any length too; what JSON has not, as Python shows it."""
+    import orjson
+
+    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | (orjson.OPT_INDENT_2 if indent else 0)
+    try:
+        return orjson.dumps(document, default=repr, option=options)
+    except (TypeError, ValueError):
+        return _dumped_slowly(document, indent)
+
+
+def _dumped_slowly(document: Any, indent: bool) -> bytes:
+    import json
+
+    try:
+        text = json.dumps(
+            document, default=repr, ensure_ascii=False, allow_nan=False, indent=2 if indent else None
+        )
+        return text.encode()
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(repr(document)).encode()
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -15,7 +15,7 @@ import typer
 from gpulayer.cli import completing
 from gpulayer.cli import options as opt
 from gpulayer.cli.job_options import Wanted, job_options
-from gpulayer.cli.output import print_json, say
+from gpulayer.cli.output import dumped, print_json, say
 from gpulayer.cli.streams import write_bytes
 from gpulayer_broker.errors import UsageError, did_you_mean
 
@@ -239,20 +239,11 @@ def _outcome(index: int, value: Any) -> dict[str, Any]:
 
 def plain_value(value: Any) -> Any:
     """The value as JSON has it; what JSON has not, as Python shows it."""
-    import orjson
+    import json
 
-    return orjson.loads(_dumped(value))
+    return json.loads(dumped(value))
 
 
 def print_line(value: Any) -> None:
     """One value on a line of stdout."""
-    write_bytes(_dumped(value) + b"\n")
-
-
-def _dumped(value: Any) -> bytes:
-    import orjson
-
-    try:
-        return orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
-    except (TypeError, ValueError):
-        return orjson.dumps(repr(value))
+    write_bytes(dumped(value) + b"\n")

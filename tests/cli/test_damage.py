@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from gpulayer_broker.connection import Endpoint, Link
 from gpulayer_broker.job import RECORD_FIELDS
 from gpulayer_broker.keys import Keys, root_of
 from tests.cli.conftest import Cli
+from tests.sdk.benches import Bench
 
 RUBBISH = (
     b"nan",
@@ -61,6 +63,29 @@ def test_a_damaged_job_hides_no_other(cli: Cli, address: str, link: Link, keys: 
             assert "GPULAYER_DEBUG" not in told.err, (command, field, told.err)
         restore = ("HDEL",) if before is None else ("HSET",)
         link.call(*restore, keys.job(damaged), field, *([] if before is None else [before]))
+
+
+@pytest.mark.parametrize(
+    "logs", [b"nan", b"[1]", b"5", b'{"0": 5}', b'{"0": {}}', b'{"0": {"sha256": 1, "size": "x"}}', b"\xff"]
+)
+def test_a_log_whose_record_is_damaged_is_told_in_one_line(cli: Cli, bench: Bench, logs: bytes) -> None:
+    job_id = cli("submit", "--detach", "--", "true").out.strip()
+    bench.end(job_id, fields={"logs": logs})
+
+    outcome = cli("logs", job_id)
+    assert outcome.code == 1
+    assert f"the log of job {job_id} cannot be read" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("field", ["error", "usage", "progress"])
+def test_a_number_of_any_length_is_shown_as_it_is(
+    cli: Cli, address: str, link: Link, keys: Keys, field: str
+) -> None:
+    job_id = cli("submit", "--detach", "--", "true").out.strip()
+    link.call("HSET", keys.job(job_id), field, b"9" * 50)
+
+    assert json.loads(cli("show", "--json", job_id).out)[field] == int("9" * 50)
 
 
 def test_a_damaged_worker_hides_no_other(cli: Cli, address: str, link: Link, keys: Keys) -> None:
