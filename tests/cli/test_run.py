@@ -70,7 +70,7 @@ def test_an_exception_is_one_line_and_exit_code_1(run: Callable[..., Outcome]) -
     outcome = run("job_functions:power", "--arg", "13", "--json")
 
     assert outcome.code == 1
-    assert "gpulayer: unlucky" in outcome.err
+    assert "gpulayer: ValueError: unlucky" in outcome.err
     document = json.loads(outcome.out)
     assert (document["end_reason"], document["result"]) == ("user_error", None)
 
