@@ -44,6 +44,7 @@ from tests.workers import Desk, WorkerProcess
 
 SETTINGS = Settings(lease_s=4, heartbeat_s=0.4, lease_grace_s=0.5, term_grace_s=1, lost_workers=1_000_000)
 RETRIES = {"max_retries": 50, "min_backoff": 10, "max_backoff": 50}
+PAUSE_S = 0.5
 WEIGHTS = (50, 20, 18, 6, 6)
 WORKERS = 3
 CLIENT = "stress"
@@ -63,6 +64,7 @@ class Stress:
         self._history = History(folder / "history.jsonl")
         self._workers: list[WorkerProcess] = []
         self._over = threading.Event()
+        self._each_kind_killed = threading.Event()
         self._done: dict[str, list[str]] = {}
 
     def run(self) -> Report:
@@ -130,6 +132,8 @@ class Stress:
         """A client that is patient: what it does not know it submits again, under the same id."""
         desk = Desk(self.desk.endpoint, "default", CLIENT)
         for job in self.jobs:
+            if job.number > len(self.jobs) // 2:
+                self._each_kind_killed.wait(PAUSE_S)  # until then there is work to be killed
             needs = self._needs(job)
             spec, options = self._spec(job)
             while not self._over.is_set():
@@ -196,6 +200,8 @@ class Stress:
             victim = self._dice.choice(victims)
             if kill(victim):
                 first = first[1:]
+                if not first:
+                    self._each_kind_killed.set()
                 self.report.kills[kind] += 1
                 self.report.killed_pids.add(victim)
                 self._history.note(type="kill", what=kind, pid=victim)
