@@ -407,7 +407,8 @@ def test_signatures_make_room_however_many_older_ones_are_in_use(hand: Hand) -> 
     hand.run(fn.cancel("j500"))
     hand.submit(CPU)
 
-    hand.introduce(signature(tag="one-more"), {})
+    version = (hand.link.call("GET", hand.key("classes_version")) or b"0").decode()
+    assert hand.run(fn.introduce(signature(tag="one-more"), b"{}", version, {})).outcome == "ok"
 
     known = set(map(bytes.decode, hand.link.call("HKEYS", hand.key("signatures"))))
     assert signature(tag="s500") not in known
