@@ -10,6 +10,7 @@ from tests.broker.model_gates import GatedModel
 from tests.checker import MAX_LOSSES
 
 CHUNK_US, CHUNK_MOST, TURN_ITEMS = 20_000, 1000, 64
+TURN_US = 1_000_000
 KEPT_MS = 60_000
 
 
@@ -133,7 +134,8 @@ class ArrayModel(GatedModel):
         """Its own, until it took its turn while others of its importance waited."""
         items.since += taken
         others = [o for o in self.jobs.values() if o.waits and o.s.priority == j.s.priority]
-        if items.since < TURN_ITEMS or not others:
+        took_us = items.since * (TURN_US if items.mean_us is None else items.mean_us)
+        if items.since < TURN_ITEMS or took_us < TURN_US or not others:
             return entry
         items.since = 0
         self.seq += 1

@@ -7,6 +7,7 @@
 H.CHUNK_US = 20000
 H.CHUNK_MOST = 1000
 H.TURN_ITEMS = 64
+H.TURN_US = 1000000
 
 local function array_key(P, id) return P .. 'array:' .. id end
 
@@ -40,17 +41,18 @@ local function has_more(P, id, count)
     or tonumber(redis.call('HGET', array_key(P, id), 'cursor') or '0') < count
 end
 
--- the entry stays the head while items are left; after each 64 items an array behind which others wait, whoever's they are, takes a new age
-local function keep_in_line(P, c, id, entry, items, now)
+-- the entry stays the head while items are left; after a turn, 64 items that take a second or more, an array behind which others
+-- wait, whoever's they are, takes a new age
+local function keep_in_line(P, c, id, entry, items)
   local since = redis.call('HINCRBY', array_key(P, id), 'since', items)
+  local took_us = since * (tonumber(redis.call('HGET', array_key(P, id), 'mean_us') or nil) or H.TURN_US)
   local alone = redis.call('EXISTS', P .. 'waiting:' .. c.prio) == 0
-  if since < H.TURN_ITEMS or alone then
+  if since < H.TURN_ITEMS or took_us < H.TURN_US or alone then
     H.put_back(P, c.sig, c.owner, c.prio, entry)
     return entry
   end
   redis.call('HSET', array_key(P, id), 'since', 0)
   H.drop_entry(P, c.sig, c.owner, c.prio, entry)
-  redis.call('HSET', H.job(P, id), 'queued_ms', now)
   return H.append(P, id, c.sig, c.owner, c.prio, H.next_age(P))
 end
 
@@ -80,7 +82,7 @@ function H.grant_chunk(P, o, w, room, c, n, id, entry, v, now)
     H.event(P, id, 'running')
   end
   if has_more(P, id, count) then
-    redis.call('HSET', key, 'entry', keep_in_line(P, c, id, entry, to - from, now))
+    redis.call('HSET', key, 'entry', keep_in_line(P, c, id, entry, to - from))
     H.ring(P, c.sig, now, o.worker)
   else
     H.drop_entry(P, c.sig, c.owner, c.prio, entry)

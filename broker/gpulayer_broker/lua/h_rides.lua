@@ -34,7 +34,8 @@ local function followers(P, line, lane, entry, most)
 end
 
 -- grants, behind the first call of a candidate, those that ride with it; `assign` takes id, entry, facts and ride of each. Returns
--- the ride: a quick call with nobody behind it is a ride of one; calls with a device or a disk of their own, and those of other lanes, are none
+-- the ride: a quick call with nobody behind it is a ride of one; calls with a device or a disk of their own, and those of other
+-- lanes, are none
 function H.fill_ride(P, c, lane, entry, first, token, most, assign)
   if #c.lots > 0 or c.need.disk > 0 then return end
   local line, ride = H.stream(P, c.sig, c.owner, c.prio), first .. '/' .. token
