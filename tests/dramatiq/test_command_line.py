@@ -44,6 +44,10 @@ def test_each_process_has_connections_of_its_own(
     assert sorted(lines()) == sorted(f"{step} {n}" for step in ("first", "second") for n in range(30))
 
 
+# Dramatiq's master waits so long for a process to say that it is up, and one may be killed before it has.
+DYING = ("--processes", "1", "--threads", "1", "--worker-fork-timeout", "1000")
+
+
 def _target() -> dict[str, object]:
     return dramatiq.Message("default", "second", (), {}, {}).asdict()
 
@@ -54,7 +58,7 @@ def test_a_kill_between_the_follow_up_and_the_ack_leaves_exactly_one_successor(
 ) -> None:
     """Before the commit the message runs again and its successor once; after it, its successor runs and it does not."""
     send("first", "x", pipe_target=_target())
-    killed = cli("--processes", "1", "--threads", "1", APP_DIES=moment)
+    killed = cli(*DYING, APP_DIES=moment)
     wait_until(
         lambda: killed.poll() is not None, PATIENCE_S, "the process was killed, and its master has ended"
     )
@@ -68,7 +72,7 @@ def test_a_kill_between_a_retry_and_the_ack_leaves_one_message(
     broker: CapabilityBroker, cli: Cli, send: Send, lines: Lines
 ) -> None:
     message = send("flaky", "x")
-    killed = cli("--processes", "1", "--threads", "1", APP_DIES="before")
+    killed = cli(*DYING, APP_DIES="before")
     wait_until(
         lambda: killed.poll() is not None, PATIENCE_S, "the process was killed, and its master has ended"
     )
