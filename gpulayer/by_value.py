@@ -13,7 +13,7 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 
 OWN_PACKAGES = ("gpulayer", "gpulayer_broker", "gpulayer_worker")
@@ -89,7 +89,7 @@ def _is_local(name: str, module: ModuleType, roots: tuple[str, ...]) -> bool:
 def _file_of(module: ModuleType | None) -> str:
     file = getattr(module, "__file__", None)
     if isinstance(file, str):
-        return os.path.realpath(file)
+        return _real(file, os.getcwd())
     folders = list(getattr(module, "__path__", ()))
     return os.path.realpath(folders[0]) + os.sep if folders and isinstance(folders[0], str) else ""
 
@@ -101,11 +101,20 @@ def _library() -> tuple[str, ...]:
     return tuple(os.path.realpath(path) + os.sep for path in paths if path)
 
 
+@lru_cache(maxsize=4096)
+def _real(file: str, _here: str) -> str:
+    """Where a file lies, seen from a folder; asked for with every call of a function, and answered by the disk once."""
+    return os.path.realpath(file)
+
+
 def _roots() -> tuple[str, ...]:
     """The current folder and the script's, with a separator at their ends; never the root folder."""
-    folders = {os.getcwd()}
-    if _main_file():
-        folders.add(os.path.dirname(os.path.abspath(_main_file())))
+    return _roots_of(os.getcwd(), _main_file())
+
+
+@lru_cache(maxsize=16)
+def _roots_of(here: str, script: str) -> tuple[str, ...]:
+    folders = {here, os.path.dirname(os.path.abspath(script))} if script else {here}
     real = {os.path.realpath(folder) for folder in folders}
     return tuple(sorted(folder + os.sep for folder in real if folder != os.sep))
 
