@@ -80,6 +80,8 @@ def read_log(
 
         yield from read_array_log(session, record, reading)
     elif record.final:
+        if follow and record.worker:  # as whoever was there in time has been told
+            yield Piece(STARTED, record.worker.encode())
         yield from finished(session, record, rank, since_ms=since_ms)
     elif follow:
         yield from _Follower(session, job_id, reading).pieces(record)

@@ -63,6 +63,17 @@ def test_what_is_written_is_followed_to_the_end(client: Client, bench: Bench, jo
     assert [piece.data for piece in pieces if piece.stream == STARTED] == [b"w_bench"]
 
 
+def test_who_follows_after_the_end_is_told_where_it_ran(
+    client: Client, bench: Bench, job: Job[None]
+) -> None:
+    Writer(bench, bench.take(job.id)).write("out", b"one\n")
+    bench.end(job.id)
+
+    pieces = list(read_log(client._session, job.id, follow=True))
+
+    assert [piece.data for piece in pieces if piece.stream == STARTED] == [b"w_bench"]
+
+
 def test_a_silent_job_is_followed_to_its_end(client: Client, bench: Bench, job: Job[None]) -> None:
     thread, pieces = followed(client, job)
     bench.end(job.id)
