@@ -63,9 +63,7 @@ def test_what_is_written_is_followed_to_the_end(client: Client, bench: Bench, jo
     assert [piece.data for piece in pieces if piece.stream == STARTED] == [b"w_bench"]
 
 
-def test_who_follows_after_the_end_is_told_where_it_ran(
-    client: Client, bench: Bench, job: Job[None]
-) -> None:
+def test_who_follows_after_the_end_is_told_where_it_ran(client: Client, bench: Bench, job: Job[None]) -> None:
     Writer(bench, bench.take(job.id)).write("out", b"one\n")
     bench.end(job.id)
 
