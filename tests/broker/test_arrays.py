@@ -6,19 +6,12 @@ import pytest
 
 from gpulayer_broker import functions as fn
 from gpulayer_broker.answers import Grant
-from gpulayer_broker.connection import Link, ReplyError
+from gpulayer_broker.connection import ReplyError
 from gpulayer_broker.functions import ItemsEnding, Submission
 from gpulayer_broker.queue import Queue
 from tests.queueing import Hand, Machine, signature
 
 CPU = signature()
-
-
-@pytest.fixture
-def hand(link: Link, root: str) -> Hand:
-    hand = Hand(link, root)
-    hand.introduce(CPU, {"k1": ()})
-    return hand
 
 
 @pytest.fixture

@@ -5,20 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gpulayer_broker import functions as fn
-from gpulayer_broker.connection import Link
 from gpulayer_broker.functions import Submission
 from gpulayer_broker.job import new_job_id
 from tests.queueing import Hand, Machine, signature
 
 CPU = signature()
 LIFE_MS = 60_000
-
-
-@pytest.fixture
-def hand(link: Link, root: str) -> Hand:
-    hand = Hand(link, root)
-    hand.introduce(CPU, {"k1": ()})
-    return hand
 
 
 @pytest.fixture

@@ -17,13 +17,6 @@ CPU = signature()
 
 
 @pytest.fixture
-def hand(link: Link, root: str) -> Hand:
-    hand = Hand(link, root)
-    hand.introduce(CPU, {"k1": ()})
-    return hand
-
-
-@pytest.fixture
 def worker(hand: Hand) -> Machine:
     return hand.machine("w1", {CPU: ()}, slots=8)
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpulayer_broker import functions as fn
 from gpulayer_broker.answers import Committed, Grant
-from gpulayer_broker.connection import Link, ReplyError
+from gpulayer_broker.connection import ReplyError
 from gpulayer_broker.functions import CallEnding, CallsEnding, DeviceLot, Ending
 from tests import snapshot
 from tests.checker import violations
@@ -15,13 +15,6 @@ from tests.queueing import Hand, Machine, signature
 CPU = signature()
 # Of a line of 80 its eighth, for that is more than 2 ms of them.
 QUICK_US, SLOW_US = 1000, 50_000
-
-
-@pytest.fixture
-def hand(link: Link, root: str) -> Hand:
-    hand = Hand(link, root)
-    hand.introduce(CPU, {"k1": ()})
-    return hand
 
 
 @pytest.fixture

@@ -57,7 +57,6 @@ def interrupt():
         frame = sys._current_frames()[threading.main_thread().ident]
         names = [each.name for each in traceback.extract_stack(frame)]
         time.sleep(0.01)
-    time.sleep(0.05)
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
 threading.Thread(target=interrupt, daemon=True).start()

@@ -24,13 +24,11 @@ from gpulayer_broker.consumer import Calls, Outcome, dumps
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.functions import Arg, CallEnding, CallsEnding, Ending
 from gpulayer_broker.requirements import Requirements
-from gpulayer_broker.requirements import decode as decode_requirements
 from gpulayer_broker.spec import Payload, Spec
 from gpulayer_worker.joblog import JobLog
 from gpulayer_worker.outcomes import (
     NO_REPORT,
     cannot_start,
-    failed,
     out_of_memory,
     process_outcome,
     report_outcome,
@@ -44,7 +42,7 @@ from gpulayer_worker.runner.warm_wire import Recent
 from gpulayer_worker.running import Run, Workshop
 from gpulayer_worker.scratch import FOLDERS, Scratch, folder_in
 from gpulayer_worker.usage import usage_record
-from gpulayer_worker.warm_runs import TRIES, ChunkRun, WarmRun
+from gpulayer_worker.warm_runs import TRIES, ChunkRun, SingleRun, WarmRun
 
 log = logging.getLogger("gpulayer")
 
@@ -84,20 +82,6 @@ def run_of(shop: Workshop, attempt: Attempt, spec: Spec, teller: Teller) -> Run:
     return SingleRun(shop, attempt, spec) if attempt.grant.lane else WarmRun(shop, attempt, spec)
 
 
-class SingleRun(WarmRun):
-    """A call of a lane that rides with no other; what it took says how many of the next may."""
-
-    def outcome(self) -> Outcome:
-        outcome = super().outcome()
-        if outcome.verdict == "released":
-            return outcome
-        is_quiet = not outcome.fields.keys() & {"logs", "outputs"}
-        attempt = self.attempt
-        ending = Ending(attempt.id, attempt.token, outcome.verdict, outcome.reason, fields=outcome.fields)
-        call = CallEnding(ending, self.took_us if is_quiet else -1)
-        return Outcome("succeeded", calls=Calls((attempt,), CallsEnding((call,))))
-
-
 class RideRun(WarmRun):
     """The calls that were granted together; `outcome` has what was not told before the last of them ended."""
 
@@ -108,12 +92,9 @@ class RideRun(WarmRun):
         self.untold: list[tuple[Attempt, CallEnding]] = []
 
     def outcome(self) -> Outcome:
-        try:
-            needs = decode_requirements(self.spec.requirements)
-        except GpulayerError as error:
-            return failed("undecodable", type(error).__name__, str(error))
-        if not self.shop.fits(self.attempt.grant.signature, needs):
-            return Outcome("released", "unfit")
+        needs = self._needs()
+        if isinstance(needs, Outcome):
+            return needs
         try:
             self._run_all(needs)
         except Exception:

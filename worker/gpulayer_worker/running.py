@@ -115,12 +115,9 @@ class Run:
 
     def outcome(self) -> Outcome:
         """Runs it; what it came to."""
-        try:
-            needs = decode_requirements(self.spec.requirements)
-        except GpulayerError as error:
-            return failed("undecodable", type(error).__name__, str(error))
-        if not self.shop.fits(self.attempt.grant.signature, needs):
-            return Outcome("released", "unfit")
+        needs = self._needs()
+        if isinstance(needs, Outcome):
+            return needs
         try:
             scratch = self.shop.scratch.make(self.attempt.id, self.attempt.grant.attempt)
         except OSError as error:
@@ -143,6 +140,14 @@ class Run:
             if self.group is not None:
                 self.group.remove()
                 self.shop.groups.refill()
+
+    def _needs(self) -> Requirements | Outcome:
+        """What the job asks for; how it ends where nobody can read that, or this worker does not have it."""
+        try:
+            needs = decode_requirements(self.spec.requirements)
+        except GpulayerError as error:
+            return failed("undecodable", type(error).__name__, str(error))
+        return needs if self.shop.fits(self.attempt.grant.signature, needs) else Outcome("released", "unfit")
 
     def _in_scratch(self, scratch: Scratch, needs: Requirements) -> Outcome:
         try:

@@ -1,4 +1,5 @@
-"""Runs of `isolation="warm"`: a single call, and a chunk of an array, on a process of the warm lane.
+"""Runs of `isolation="warm"`: a single call, and a chunk of an array, on a process of the warm lane (`ride_runs.py`:
+several calls that share a slot).
 
 A single call has the outcome that a fresh process would have given it. A chunk reports the outcomes of all items that
 ran; one that took its process along has failed, and what follows it goes back to the queue, as does what had not ended
@@ -14,9 +15,10 @@ from hashlib import sha256
 from threading import Lock
 from typing import Any
 
+from gpulayer_broker import functions
 from gpulayer_broker.attempts import STALE
-from gpulayer_broker.consumer import Outcome
-from gpulayer_broker.functions import ItemsEnding
+from gpulayer_broker.consumer import Calls, Outcome
+from gpulayer_broker.functions import CallEnding, CallsEnding, ItemsEnding
 from gpulayer_broker.items import ItemOutcome, Items, pack_outcomes
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.spec import Payload
@@ -126,6 +128,21 @@ class WarmRun(Run):
             devices=tuple(sorted({uuid for uuid, _ in own.lots})),
             memory_bytes=needs.memory_bytes,
         )
+
+
+class SingleRun(WarmRun):
+    """A call of a lane that rides with no other; what it took says how many of the next may."""
+
+    def outcome(self) -> Outcome:
+        outcome = super().outcome()
+        if outcome.verdict == "released":
+            return outcome
+        is_quiet = not outcome.fields.keys() & {"logs", "outputs"}
+        attempt = self.attempt
+        verdict, reason, fields = outcome.verdict, outcome.reason, outcome.fields
+        ending = functions.Ending(attempt.id, attempt.token, verdict, reason, fields=fields)
+        call = CallEnding(ending, self.took_us if is_quiet else -1)
+        return Outcome("succeeded", calls=Calls((attempt,), CallsEnding((call,))))
 
 
 class ChunkRun(WarmRun):
