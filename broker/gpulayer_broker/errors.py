@@ -38,7 +38,7 @@
 
 Guarantees: a message is one line that says what is wrong, where and what to do; `code` is stable and unique,
 and goes into `--json` and problem details; `exit_code` is the command's exit code; every error survives
-pickling whole.
+pickling whole, and calls itself by the name that everybody catches it by: `gpulayer.BadRequirement`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ from typing import ClassVar
 
 # So many known names are told to who wrote an unknown one.
 MOST_NAMES = 40
+# The package that hands out every error of this file by its name: tracebacks and pickles name it.
+PUBLIC = "gpulayer"
 
 
 class GpulayerError(Exception):
@@ -55,6 +57,11 @@ class GpulayerError(Exception):
 
     code: ClassVar[str] = "error"
     exit_code: int = 1
+    __module__ = PUBLIC
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ == __name__:
+            cls.__module__ = PUBLIC
 
     def __init__(self, message: str, *, job_id: str | None = None, value: object = None) -> None:
         super().__init__(_one_line(message))

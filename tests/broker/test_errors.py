@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+import traceback
 
 import pytest
 
@@ -21,9 +22,7 @@ from gpulayer_broker.errors import (
 
 def every_error() -> list[type[GpulayerError]]:
     return [
-        found
-        for _, found in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(found, GpulayerError) and found.__module__ == errors.__name__
+        found for _, found in inspect.getmembers(errors, inspect.isclass) if issubclass(found, GpulayerError)
     ]
 
 
@@ -31,6 +30,24 @@ def made(kind: type[GpulayerError]) -> GpulayerError:
     if issubclass(kind, RemoteError):
         return kind("ValueError", "bad\nworse", "Traceback …", job_id="j_1")
     return kind("disk full: free some", job_id="j_1", value="/x")
+
+
+@pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
+def test_an_error_is_called_by_the_name_that_gpulayer_has_it_by(kind: type[GpulayerError]) -> None:
+    import gpulayer
+
+    printed = traceback.format_exception_only(made(kind))
+
+    assert printed[0].startswith(f"gpulayer.{kind.__name__}: ")
+    assert kind.__name__ in gpulayer.__all__
+    assert getattr(gpulayer, kind.__name__) is kind
+
+
+def test_an_error_that_another_module_makes_keeps_that_module_s_name() -> None:
+    class Own(GpulayerError):
+        pass
+
+    assert Own.__module__ == __name__
 
 
 def test_every_code_is_its_own() -> None:
