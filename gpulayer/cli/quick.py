@@ -2,7 +2,7 @@
 
 Typer converts every value, default or given, by an adapter of pydantic. To load that and to make an adapter for each of
 forty options takes longer than all else that a command does. What needs no adapter is decided here, by what an option's
-annotation says; whatever has to be checked, or is wrong, goes to Typer, whose words it is told in.
+annotation says; whatever has to be checked, or is wrong, goes to Typer. A refusal shows the value that was given.
 """
 
 from __future__ import annotations
@@ -59,7 +59,12 @@ class _Quick:
             found = _plain(annotation, value, param)
             if found is not None:
                 return found
-        return self._slowly().coerce(value, param=param, ctx=ctx)
+        try:
+            return self._slowly().coerce(value, param=param, ctx=ctx)
+        except typer.BadParameter as error:
+            raise typer.BadParameter(
+                _refusal(annotation, value, param, error), ctx=ctx, param=param
+            ) from None
 
 
 def _plain(annotation: type, value: Any, param: Any) -> Any:
@@ -79,3 +84,14 @@ def _number(value: Any, bounds: Any) -> int | None:
     if type(value) is not int or bounds.max is not None:
         return None
     return value if bounds.min is None or value >= bounds.min else None
+
+
+def _refusal(annotation: Any, value: Any, param: Any, error: typer.BadParameter) -> str:
+    """The value, and what it is not."""
+    if annotation is not int:
+        return f"{value!r}: {error.message}"
+    bounds = param.type_descriptor.parameter_info
+    within = "" if bounds.min is None else f" of {bounds.min} or more"
+    if bounds.max is not None:
+        within = f" up to {bounds.max}" if bounds.min is None else f" from {bounds.min} to {bounds.max}"
+    return f"{value!r} is not a whole number{within}"
