@@ -7,7 +7,7 @@ labels cannot be judged in Lua.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 from gpulayer_broker import capabilities, functions, library, requirements
@@ -106,37 +106,43 @@ class Queue:
 
     def submit(self, job: Submission, needs: Requirements) -> str:
         """The job's id: the given one, or the one that the idempotency key already has."""
-        for _ in range(_ROUNDS):
-            answer = self.run(functions.submit(job))
-            if answer.outcome != "introduce":
-                return accepted(answer, job)
-            self.introduce(needs)
-        raise Unavailable("the namespace's requirements change faster than they can be judged; try again")
+        answer = self._introducing(
+            lambda: self.run(functions.submit(job)),
+            lambda answer: needs if answer.outcome == "introduce" else None,
+        )
+        return accepted(answer, job)
 
     def submit_many(self, jobs: Sequence[Submission], needs: Requirements) -> list[str]:
         """The ids, in order, of jobs that share their requirements; sent together."""
         ids: dict[str, str] = {}
-        pending = list(jobs)
-        for _ in range(_ROUNDS):
+
+        def send() -> bool:
+            """Whether all are in."""
+            pending = [job for job in jobs if job.id not in ids]
             answers = granted(self.run_many([functions.submit(job) for job in pending]))
-            again: list[Submission] = []
             for job, answer in zip(pending, answers, strict=True):
-                if answer.outcome == "introduce":
-                    again.append(job)
-                else:
+                if answer.outcome != "introduce":
                     ids[job.id] = accepted(answer, job)
-            if not again:
-                return [ids[job.id] for job in jobs]
-            self.introduce(needs)
-            pending = again
-        raise Unavailable("the namespace's requirements change faster than they can be judged; try again")
+            return all(job.id in ids for job in jobs)
+
+        self._introducing(send, lambda all_in: None if all_in else needs)
+        return [ids[job.id] for job in jobs]
 
     def requeue(self, dead: Submission, needs: Requirements) -> bool:
         """Enters a dead letter anew; False where it is none any more."""
+        answer = self._introducing(
+            lambda: self.run(functions.requeue(dead)),
+            lambda answer: needs if answer.outcome == "introduce" else None,
+        )
+        return answer.outcome != "missing"
+
+    def _introducing(self, ask: Callable[[], T], unknown: Callable[[T], Requirements | None]) -> T:
+        """The answer, asked for again as long as it says that the queue does not know some requirements."""
         for _ in range(_ROUNDS):
-            answer = self.run(functions.requeue(dead))
-            if answer.outcome != "introduce":
-                return answer.outcome != "missing"
+            answer = ask()
+            needs = unknown(answer)
+            if needs is None:
+                return answer
             self.introduce(needs)
         raise Unavailable("the namespace's requirements change faster than they can be judged; try again")
 
@@ -178,12 +184,10 @@ class Queue:
     ) -> Committed:
         """Ends an attempt; what its outbox asks for is made known first where it is new."""
         needs = {r.signature: r for r in outbox_needs}
-        for _ in range(_ROUNDS):
-            answer = self.run(functions.commit(ending, next_claim))
-            if answer.verdict != "introduce":
-                return answer
-            self.introduce(needs[answer.signature])
-        raise Unavailable("the namespace's requirements change faster than they can be judged; try again")
+        return self._introducing(
+            lambda: self.run(functions.commit(ending, next_claim)),
+            lambda answer: needs[answer.signature] if answer.verdict == "introduce" else None,
+        )
 
     def table(self, side: str) -> tuple[str, dict[str, bytes]]:
         """The whole table of the other side ('signatures' or 'classes') at one version."""
