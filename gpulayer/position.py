@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,9 @@ from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.job import QUEUED, JobRecord
 from gpulayer_broker.queue import Queue
 
-# Of a longer queue only so many are looked at, the oldest; then `more` is set.
+# Of a longer queue only so many are looked at, the oldest; then `more` is set. A list of jobs looks at fewer.
 MOST = 5000
+OF_A_LIST = 500
 _FIELDS = ("prio", "sig", "phase", "queued_ms", "seq")
 _RUNNABLE = (b"ready", b"retrying")
 
@@ -33,14 +35,16 @@ class Position:
 
     @property
     def brief(self) -> str:
-        """The number alone."""
-        return f"{'≥' if self.more else ''}{self.ahead} ahead" if self.ahead else "next"
+        """The number alone; nothing where nobody is known to be ahead, nor that nobody is."""
+        if not self.ahead:
+            return "" if self.more else "next"
+        return f"{'≥' if self.more else ''}{self.ahead} ahead"
 
     def __str__(self) -> str:
         from gpulayer_broker.units import format_duration
 
         if not self.ahead:
-            return "next"
+            return "none of the oldest jobs is ahead" if self.more else "next"
         jobs = "1 job" if self.ahead == 1 else f"{self.ahead} jobs"
         least = "at least " if self.more else ""
         oldest = (
@@ -51,51 +55,75 @@ class Position:
 
 def position_of(queue: Queue, record: JobRecord) -> Position | None:
     """Where the job stands; None for one that does not wait for a worker."""
-    return positions_of(queue, [record]).get(record.id)
+    return _positions(queue, [record], MOST).get(record.id)
 
 
-def positions_of(queue: Queue, records: Iterable[JobRecord]) -> dict[str, Position]:
-    """Where each of the jobs stands that wait for a worker; the queue is looked at once."""
+def positions_of(queue: Queue, records: Collection[JobRecord]) -> dict[str, Position]:
+    """Where each of the jobs of a list stands that wait for a worker; the queue is looked at once.
+
+    What that costs is bounded by the list, however long the queue is.
+    """
+    return _positions(queue, records, min(MOST, max(OF_A_LIST, len(records))))
+
+
+def _positions(queue: Queue, records: Iterable[JobRecord], most: int) -> dict[str, Position]:
     asked = [each for each in records if each.state == QUEUED and each.phase.encode() in _RUNNABLE]
     if not asked:
         return {}
-    line = Line(queue, {each.signature for each in asked})
+    line = Line(queue, {each.signature for each in asked}, most)
     return {each.id: line.position(each) for each in asked}
 
 
 class Line:
-    """The jobs that wait, as they were when it was read."""
+    """The jobs that wait, as they were when it was read: the oldest `most`."""
 
-    def __init__(self, queue: Queue, signatures: set[str]) -> None:
+    def __init__(self, queue: Queue, signatures: set[str], most: int) -> None:
         key, named = queue.keys.jobs(QUEUED), queue.keys.named
-        self._total = int(queue.link.call("ZCARD", key))
-        flat = queue.link.call("ZRANGE", key, 0, MOST - 1, "WITHSCORES")
+        self._more = int(queue.link.call("ZCARD", key)) > most
+        flat = queue.link.call("ZRANGE", key, 0, most - 1, "WITHSCORES")
         self._ages = dict(zip(map(bytes.decode, flat[::2]), map(float, flat[1::2]), strict=True))
         rows = _answers(queue, [("HMGET", queue.keys.job(each), *_FIELDS) for each in self._ages])
-        self._rows = dict(zip(self._ages, rows, strict=True))
-        known = [*({_text(row[1]) for row in rows if row[1]} | signatures)]
+        self._waiting = [each for each in map(_waiting, rows) if each is not None]
+        known = [*({each.signature for each in self._waiting} | signatures)]
         sets = _answers(queue, [("SMEMBERS", named(f"classes:{signature}")) for signature in known])
-        self._classes = dict(zip((each.encode() for each in known), map(set, sets), strict=True))
+        self._classes = dict(zip(known, map(set, sets), strict=True))
+        self._rivals: dict[str, list[_Waiting]] = {}
         self._now_ms = time.time() * 1000
 
     def position(self, record: JobRecord) -> Position:
-        own, mine = self._ages.get(record.id, math.inf), self._classes[record.signature.encode()]
-        ahead = [
-            row
-            for job_id, row in self._rows.items()
-            if job_id != record.id and _is_ahead(row, record, own) and self._classes.get(row[1], set()) & mine
-        ]
-        begun_ms = [begun for row in ahead if (begun := whole(row[3], LAST_MS))]
-        waits_s = [(self._now_ms - begun) / 1000 for begun in begun_ms]
-        return Position(len(ahead), max(0.0, *waits_s) if waits_s else None, self._total > MOST)
+        """Where this job stands, whose signature was among those that were named."""
+        rivals = self._rivals_of(record.signature)
+        own = (record.priority, self._ages.get(record.id, math.inf))
+        ahead = rivals[: bisect_left(rivals, own, key=lambda each: each.turn)]
+        begun_ms = [each.begun_ms for each in ahead if each.begun_ms]
+        oldest_s = max(0.0, (self._now_ms - min(begun_ms)) / 1000) if begun_ms else None
+        return Position(len(ahead), oldest_s, self._more)
+
+    def _rivals_of(self, signature: str) -> list[_Waiting]:
+        """Those that a worker could take in place of a job of this signature, in the order of their turns."""
+        if (found := self._rivals.get(signature)) is None:
+            mine = self._classes[signature]
+            rivals = (each for each in self._waiting if self._classes[each.signature] & mine)
+            found = self._rivals[signature] = sorted(rivals, key=lambda each: each.turn)
+        return found
 
 
-def _is_ahead(row: Sequence[bytes | None], record: JobRecord, own_age: float) -> bool:
-    """One of which this cannot be read is nobody's predecessor."""
-    priority, age = whole(row[0]), whole(row[4])
-    if row[2] not in _RUNNABLE or priority is None or age is None:
-        return False
-    return priority < record.priority or (priority == record.priority and age < own_age)
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """One that waits: its turn is its priority and its age."""
+
+    turn: tuple[int, float]
+    signature: str
+    begun_ms: int
+
+
+def _waiting(row: Sequence[bytes | None]) -> _Waiting | None:
+    """None for one of which this cannot be read: it is nobody's predecessor."""
+    priority, signature, phase, begun, age = row
+    turn = whole(priority), whole(age)
+    if phase not in _RUNNABLE or not signature or turn[0] is None or turn[1] is None:
+        return None
+    return _Waiting((turn[0], turn[1]), _text(signature), whole(begun, LAST_MS) or 0)
 
 
 def _text(raw: bytes) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import gpulayer.position as position_module
 from gpulayer.cli.terminal import progress_text
 from gpulayer_broker import functions as fn
 from gpulayer_broker.functions import Running
@@ -66,6 +67,28 @@ def test_the_table_of_jobs_says_how_many_are_ahead_of_each_and_what_else_it_wait
     documents = {each["id"]: each["position"] for each in json.loads(cli("jobs", "--json").out)}
     assert documents[second]["ahead"] == 1
     assert documents[later] is None
+
+
+def test_a_list_of_jobs_looks_at_the_oldest_of_a_long_queue_alone(
+    cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(position_module, "OF_A_LIST", 3)
+    ids = [submitted(cli) for _ in range(5)]
+    states = dict(line.split("\t")[:2] for line in cli("jobs", "-n", "2").out.splitlines())
+
+    assert states == {ids[3]: "queued (≥3 ahead)", ids[4]: "queued (≥3 ahead)"}
+    assert position(cli, ids[4]) == {"ahead": 4, "oldest_s": pytest.approx(0, abs=60), "more": False}
+
+
+def test_a_job_is_not_called_the_next_where_not_all_that_wait_were_looked_at(
+    cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(position_module, "OF_A_LIST", 2)
+    for _ in range(2):
+        submitted(cli, "--accelerator", "cuda")
+    last = submitted(cli)
+
+    assert cli("jobs", "-n", "1").out.startswith(f"{last}\tqueued\t")
 
 
 def test_only_jobs_that_want_the_same_workers_are_ahead(cli: Cli, bench: Bench) -> None:
