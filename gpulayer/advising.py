@@ -27,6 +27,8 @@ log = logging.getLogger("gpulayer")
 WORKER_START_S = 15.0
 POLL_S = 0.05
 KEPT = 256
+# What every worker can run.
+EVERYBODYS = Requirements()
 
 # What was said of queues: of one that several clients use it is said once.
 _strange: Recent[str, None] = Recent(KEPT)
@@ -44,8 +46,7 @@ class Adviser:
         while self._session.warnings:
             text = self._session.warnings.pop(0)
             _strange.get(text, partial(log.warning, "gpulayer: %s", text))
-        # What every worker can run is not asked about.
-        if needs != Requirements():
+        if needs.signature != EVERYBODYS.signature:
             self._told.get(needs.signature, lambda: self._look(needs))
 
     def unfit(self, needs: Requirements) -> str:

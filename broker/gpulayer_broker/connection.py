@@ -12,8 +12,7 @@ What a `Link` guarantees:
 - It is safe between threads (one exchange at a time) and across a fork (the child opens its own connection).
 
 RESP2 is spoken, whatever the server offers: the shapes of FCALL replies are then the same everywhere. Replies
-are bytes, integers, None and lists of them. The connection underneath is redis-py's, driven directly: the
-client's `execute_command` costs a third more per call.
+are bytes, integers, None and lists of them.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class Link:
         """Close for good; a call that another thread has in flight ends with NoAnswer."""
         self._closed = True
         wire = self._wire
-        if wire is not None and wire.sock is not None and self._pid == os.getpid():
+        if wire is not None and self._pid == os.getpid():
             with suppress(OSError):
                 wire.sock.shutdown(socket.SHUT_RDWR)
         if self._lock.acquire(timeout=self.socket_timeout_s):
@@ -150,8 +149,6 @@ class Link:
         if self._poll is not None and self._poll.poll(0):
             self._drop()
         wire = self._wire or self._open(timeout_s)
-        if wire.sock is None:
-            raise self._unreachable("connection lost")
         if wire.sock.gettimeout() != timeout_s:
             wire.sock.settimeout(timeout_s)
         return wire
@@ -164,7 +161,7 @@ class Link:
         if self._closed:
             raise self._unreachable("this connection was closed")
         # A TLS socket may have something to read that is no reply: its session's tickets.
-        if wire.sock is not None and not self.endpoint.tls:
+        if not self.endpoint.tls:
             self._poll = select.poll()
             self._poll.register(wire.sock, select.POLLIN)
         return wire

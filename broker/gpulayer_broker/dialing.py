@@ -1,7 +1,8 @@
 """Opens connections to a queue server: TCP with keepalive, TLS, unix, the primary that sentinels name.
 
 Every connection has a time limit on connect, read and write, and no retry below: whoever owns it decides
-about another try. This is the one module that loads redis-py, which takes a tenth of a second.
+about another try. This is the one module that loads redis-py, which takes a tenth of a second. redis-py opens a
+connection and knows what its errors mean; the bytes of every exchange go past it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import hiredis
 import redis
 from redis import connection as kinds
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import ConnectionError, InvalidResponse, RedisError, ResponseError
 from redis.retry import Retry
 
 from gpulayer_broker.endpoint import Endpoint
@@ -25,12 +27,16 @@ PROTOCOL = 2
 LARGE_BYTES = 16384
 SHORT_BYTES = 48
 REMEMBERED = 1000
+READ_BYTES = 65536
+UNFINISHED = object()
 
 _elements: dict[str | int, bytes] = {}
 
 
 class Connection(Protocol):
     """What is used of redis-py's low-level connections, which carry no types of their own."""
+
+    _parser: Any
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
@@ -88,25 +94,43 @@ class Wire:
     """An open connection: bytes out, replies in, faults as this project's errors."""
 
     def __init__(self, connection: Connection, endpoint: Endpoint) -> None:
+        sock = connection._get_socket()
+        assert sock is not None, "a connection that was just made has a socket"
+        self.sock = sock
         self._connection = connection
         self._endpoint = endpoint
-        self.sock = connection._get_socket()
+        self._buffer = bytearray(READ_BYTES)
+        self._reader: Any = hiredis.Reader(
+            protocolError=InvalidResponse,
+            replyError=connection._parser.parse_error,
+            notEnoughData=UNFINISHED,
+        )
 
     def send(self, commands: Sequence[tuple[Any, ...]]) -> None:
         """Send all at once. One whose bytes did not all leave was not run; of several, some may have been."""
         try:
-            self._connection.send_packed_command(packed(commands), check_health=False)
-        except (ConnectionError, TimeoutError) as error:
+            for piece in packed(commands):
+                self.sock.sendall(piece)
+        except OSError as error:
             raise NoAnswer(f"queue at {self._endpoint}: {error}", sent=len(commands) > 1) from None
 
     def read(self) -> Any:
         """One reply; an error reply is returned as an exception. A lost connection raises, as `sent`."""
         try:
-            return self._connection.read_response()
-        except ResponseError as error:
-            return error_of_reply(error, self._endpoint)
+            while (reply := self._reader.gets()) is UNFINISHED:
+                received = self.sock.recv_into(self._buffer)
+                if not received:
+                    raise ConnectionError("closed by the server")
+                self._reader.feed(self._buffer, 0, received)
+        except OSError as error:
+            raise error_of_reply(ConnectionError(str(error)), self._endpoint, sent=True) from None
         except RedisError as error:
             raise error_of_reply(error, self._endpoint, sent=True) from None
+        if not isinstance(reply, RedisError):
+            return reply
+        if isinstance(reply, ResponseError):
+            return error_of_reply(reply, self._endpoint)
+        raise error_of_reply(reply, self._endpoint, sent=True)
 
     def close(self) -> None:
         """Close it; the socket is shut down only in the process that opened it, a fork's copy is just closed."""

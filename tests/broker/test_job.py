@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gpulayer_broker import library
-from gpulayer_broker.job import FINAL, STATES, TRANSITIONS, JobRecord, decode_record
+from gpulayer_broker.job import _LETTERS, FINAL, STATES, TRANSITIONS, JobRecord, decode_record, new_job_id
 from tests.moves import strange
 
 
@@ -13,6 +15,14 @@ def record(**fields: bytes) -> JobRecord:
     found = decode_record("j_1", {"state": b"succeeded", "ended_ms": b"5500", **fields})
     assert found is not None
     return found
+
+
+def test_an_id_is_twelve_letters_each_of_which_is_as_likely() -> None:
+    ids = [new_job_id() for _ in range(500)]
+
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"j_[0-9a-hjkmnp-tv-z]{12}", job_id) for job_id in ids)
+    assert {_LETTERS.count(letter) for letter in set(_LETTERS)} == {256 // 32}
 
 
 def test_the_run_time_is_from_start_to_end() -> None:
