@@ -38,6 +38,7 @@ from gpulayer_broker.connection import Link
 from gpulayer_broker.damage import whole as number
 from gpulayer_broker.errors import QueueUnreachable, UsageError
 from gpulayer_broker.job import QUEUED, JobRecord
+from gpulayer_broker.log_lines import Lines
 
 __all__ = [
     "ERR",
@@ -99,46 +100,6 @@ def _refuse_rank(session: Session, record: JobRecord, rank: int) -> None:
             job_id=record.id,
             value=rank,
         )
-
-
-class Lines:
-    """One stream's lines out of its pieces; of a line that was redrawn by carriage returns only what was last drawn.
-
-    `\\r\\n` ends a line as `\\n` does. What was drawn over is not kept: a progress bar of any length takes the room of
-    one drawing. Each byte is looked at once, however small the pieces of a long line are.
-    """
-
-    def __init__(self) -> None:
-        self._drawn: list[bytes] = []
-        self._returned = False
-
-    def feed(self, data: bytes) -> Iterator[str]:
-        """The lines that end in the data."""
-        *whole, rest = data.split(b"\n")
-        for each in whole:
-            self._draw(each)
-            yield self._line()
-        self._draw(rest)
-
-    def rest(self) -> Iterator[str]:
-        """The last line, if no newline ended it."""
-        if self._drawn or self._returned:
-            yield self._line()
-
-    def _draw(self, data: bytes) -> None:
-        text = data.rstrip(b"\r")
-        if text:
-            _, redrawn, last = text.rpartition(b"\r")
-            if redrawn or self._returned:
-                self._drawn.clear()
-            self._drawn.append(last)
-            self._returned = False
-        self._returned = self._returned or len(data) > len(text)
-
-    def _line(self) -> str:
-        line = b"".join(self._drawn).decode("utf-8", "replace")
-        self._drawn, self._returned = [], False
-        return line
 
 
 def lines(pieces: Iterable[Piece]) -> Iterator[str]:

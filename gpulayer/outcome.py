@@ -39,6 +39,7 @@ from gpulayer_broker.errors import (
 )
 from gpulayer_broker.items import ItemOutcome, read_outcomes
 from gpulayer_broker.job import CANCELLED, SUCCEEDED, TIMED_OUT, JobRecord
+from gpulayer_broker.log_lines import MOST_LINES, safe_line
 
 # A longer key is left as it was told.
 MOST_KEY = 1000
@@ -131,7 +132,8 @@ def item_error(array_id: str, number: int, error: bytes, *, trusted: bool) -> Ex
         kind, reason, otherwise = _ENDS[name]
         if kind is JobFailed:
             return _failed(where, array_id, reason, {"message": message or otherwise, **told})
-        return kind(f"{where}: {message or otherwise}", job_id=array_id, end_reason=reason)
+        text = f"{where}: {message or otherwise}"
+        return kind(text, job_id=array_id, end_reason=reason, log_tail=tail_of(told))
     return _raised(told, f"in {where}", array_id, "user_error", trusted=trusted)
 
 
@@ -205,7 +207,7 @@ def error_of(record: JobRecord, *, trusted: bool) -> Exception:
         )
     if record.state == TIMED_OUT:
         text = f"job {record.id} timed out: {message or 'it ran past its timeout'}"
-        return JobTimedOut(text, job_id=record.id, end_reason="timeout")
+        return JobTimedOut(text, job_id=record.id, end_reason="timeout", log_tail=tail_of(told))
     if record.end_reason == "worker_lost":
         text = f"job {record.id} was given up: {message or 'its workers were lost'}"
         return WorkerLost(text, job_id=record.id, end_reason="worker_lost")
@@ -239,7 +241,14 @@ def _failed(where: str, job_id: str, end_reason: str, told: Mapping[str, Any]) -
         job_id=job_id,
         end_reason=end_reason,
         exit_code=code if isinstance(code, int) and code else 1,
+        log_tail=tail_of(told),
     )
+
+
+def tail_of(told: Mapping[str, Any]) -> str:
+    """The last lines of a dead job's log, as its record carries them; they are as foreign as the log itself."""
+    tail = told.get("tail")
+    return "\n".join(map(safe_line, tail.splitlines()[-MOST_LINES:])) if isinstance(tail, str) else ""
 
 
 def _signal_name(number: int) -> str:
@@ -255,7 +264,8 @@ def _raised(told: Mapping[str, Any], where: str, job_id: str, end_reason: str, *
     traceback = str(told.get("traceback") or "")
     error = _unpickled(told.get("pickle")) if trusted else _builtin(told, name, message)
     if error is None:
-        error = RemoteError(name, message, traceback, job_id=job_id, end_reason=end_reason)
+        tail = tail_of(told)
+        error = RemoteError(name, message, traceback, job_id=job_id, end_reason=end_reason, log_tail=tail)
     if traceback:
         error.add_note(f"{where}:\n{traceback.rstrip()}")
     return error

@@ -260,7 +260,10 @@ class HostileTree(StoreError):
 
 
 class JobError(GpulayerError):
-    """The job ended without success; `end_reason` is the typed reason of its final state."""
+    """The job ended without success; `end_reason` is the typed reason of its final state.
+
+    `log_tail` are the last lines of its log where no traceback says why it died; a note of the error shows them.
+    """
 
     code = "job"
 
@@ -272,15 +275,20 @@ class JobError(GpulayerError):
         value: object = None,
         end_reason: str | None = None,
         exit_code: int | None = None,
+        log_tail: str = "",
     ) -> None:
         super().__init__(message, job_id=job_id, value=value)
         self.end_reason = end_reason
+        self.log_tail = log_tail
+        if log_tail:
+            self.add_note(f"the last lines of its log:\n{log_tail}")
         if exit_code is not None:
             self.exit_code = exit_code
 
     def as_dict(self) -> dict[str, object]:
-        """As every error's, and the end reason."""
-        return {**super().as_dict(), "end_reason": self.end_reason}
+        """As every error's, and the end reason, and the log's last lines where there are any."""
+        tail = {"log_tail": self.log_tail} if self.log_tail else {}
+        return {**super().as_dict(), "end_reason": self.end_reason, **tail}
 
 
 class JobFailed(JobError):
@@ -302,8 +310,9 @@ class RemoteError(JobError):
         *,
         job_id: str | None = None,
         end_reason: str | None = "user_error",
+        log_tail: str = "",
     ) -> None:
-        super().__init__(f"{type_name}: {message}", job_id=job_id, end_reason=end_reason)
+        super().__init__(f"{type_name}: {message}", job_id=job_id, end_reason=end_reason, log_tail=log_tail)
         # Unpickling calls the class with `args`, so they are what the constructor takes.
         self.args = (type_name, message, traceback)
         self.type_name = type_name

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpulayer.cli.terminal import progress_text
-from gpulayer.outcome import error_of, exit_code_of
+from gpulayer.outcome import error_of, exit_code_of, tail_of
 from gpulayer_broker.damage import document
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.job import FAILED, PRIORITIES, SUCCEEDED, JobRecord
@@ -73,6 +73,7 @@ def job_facts(record: JobRecord, worker_name: str) -> list[tuple[str, str]]:
         facts.append(("error", why_it_failed(record)))
         # What it said last often says why.
         facts += [("log", f"gpulayer logs --tail 20 {record.id}")] if record.attempt else []
+        facts += [("", line) for line in last_words(record)]
     facts += [("note", str(note)) for note in _list(record.notes)]
     if record.outputs:
         facts.append(("outputs", f"gpulayer outputs {record.id}"))
@@ -165,6 +166,12 @@ def _loaded(raw: bytes) -> Any:
 def _list(raw: bytes) -> list[Any]:
     found = _loaded(raw)
     return found if isinstance(found, list) else []
+
+
+def last_words(record: JobRecord) -> list[str]:
+    """The last lines of the log of a job that died without a traceback; none of any other."""
+    told = _loaded(record.error)
+    return tail_of(told).splitlines() if isinstance(told, dict) else []
 
 
 def why_it_failed(record: JobRecord) -> str:

@@ -150,6 +150,7 @@ def wait_jobs(
         print_json(documents if len(job) > 1 else documents[0])
     else:
         print_table(("job", "state"), [(each.id, each.text) for each in ends])
+        _tell_failures([each.record for each in ends if each.record])
     return ends[0].code if len(ends) == 1 else int(any(each.code for each in ends))
 
 
@@ -172,12 +173,13 @@ def _within(most_s: float | None, job_ids: Sequence[str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _End:
-    """What was waited for: how it is told, and its exit code."""
+    """What was waited for: how it is told, its exit code, and a job's record."""
 
     id: str
     text: str
     document: dict[str, Any]
     code: int
+    record: JobRecord | None = None
 
 
 def _handles(client: Client, job_ids: Sequence[str]) -> list[Job[Any]]:
@@ -201,7 +203,17 @@ def _ends(client: Client, job_ids: Sequence[str]) -> list[_End]:
 def _job_end(record: JobRecord) -> _End:
     from gpulayer.cli.documents import exit_code, job_document
 
-    return _End(record.id, record.state, job_document(record), exit_code(record) or 0)
+    return _End(record.id, record.state, job_document(record), exit_code(record) or 0, record)
+
+
+def _tell_failures(records: Sequence[JobRecord]) -> None:
+    """Says of the first jobs that failed why they did: who waits has not seen their output."""
+    from gpulayer.cli.many import SHOWN, WITH_LAST_WORDS, tell_failure
+    from gpulayer_broker.job import FAILED, TIMED_OUT
+
+    failed = [record for record in records if record.state in (FAILED, TIMED_OUT)]
+    for number, record in enumerate(failed[:SHOWN]):
+        tell_failure(record, "gpulayer", last=number < WITH_LAST_WORDS)
 
 
 def _group_end(client: Client, group: str) -> _End:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from gpulayer_broker.job import JobRecord
 
 PLACE = "{}"
-# Failed jobs that `show` names.
+# Failed jobs that `show` names, and those whose last words are shown as they fail.
 SHOWN = 10
+WITH_LAST_WORDS = 3
 INDEX, LINE = "GPULAYER_INDEX", "GPULAYER_LINE"
 
 
@@ -112,7 +113,7 @@ def follow_group(
             counts[item.state] += 1
             if item.state != SUCCEEDED:
                 failed.append(item.job.id)
-                _tell(record)
+                tell_failure(record, record.name, last=len(failed) <= WITH_LAST_WORDS)
             _fetch(client, record, outputs_to)
     except KeyboardInterrupt as interrupt:
         # It may come between two waits: while outputs are fetched, or before the first.
@@ -138,10 +139,13 @@ def group_document(group: str, counts: Counter[str], failed: Sequence[str]) -> d
     return {"schema": 1, "id": group, "total": counts.total(), "states": dict(counts), "failed": list(failed)}
 
 
-def _tell(record: JobRecord) -> None:
-    from gpulayer.cli.documents import why_it_failed
+def tell_failure(record: JobRecord, name: str, *, last: bool) -> None:
+    """Says why a job failed, and with `last` the last lines of its log too if nothing else explains its death."""
+    from gpulayer.cli.documents import last_words, why_it_failed
 
-    say(f"{record.name}: {why_it_failed(record)}")
+    say(f"{name}: {why_it_failed(record)}")
+    for line in last_words(record) if last else ():
+        say(f"    {line}")
 
 
 def _fetch(client: Client, record: JobRecord, outputs_to: Path | None) -> None:

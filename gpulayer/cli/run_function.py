@@ -233,7 +233,8 @@ def _outcome(index: int, value: Any) -> dict[str, Any]:
             "message": " ".join(str(value).split()),
             "end_reason": getattr(value, "end_reason", "user_error"),
         }
-        return {"index": index, "ok": False, "error": error}
+        tail = getattr(value, "log_tail", "")
+        return {"index": index, "ok": False, "error": {**error, **({"log_tail": tail} if tail else {})}}
     return {"index": index, "ok": True, "result": plain_value(value)}
 
 

@@ -82,6 +82,47 @@ def test_show_of_what_failed_tells_how_to_read_its_last_words(cli: Cli, bench: B
     assert "gpulayer logs" not in cli("show", never).out
 
 
+def killed(bench: Bench, job_id: str, tail: str) -> None:
+    error = {"type": "Signalled", "message": "the command ended by signal 9", "signal": 9, "tail": tail}
+    bench.end(job_id, "failed", reason="signal", fields={"error": json.dumps(error)})
+
+
+def test_show_has_the_last_lines_of_what_was_killed(cli: Cli, bench: Bench) -> None:
+    job_id = submitted(cli)
+    killed(bench, job_id, "loading\npart 17 \x1b[2J\x1b]0;title\x07")
+
+    shown = cli("show", job_id).out.splitlines()
+    hint = shown.index(f"log         gpulayer logs --tail 20 {job_id}")
+    assert shown[hint + 1 : hint + 3] == [f"{'':12}loading", f"{'':12}part 17"]
+    assert json.loads(cli("show", job_id, "--json").out)["error"]["tail"].startswith("loading\npart 17")
+
+
+def test_who_waits_is_told_why_it_failed_and_what_was_said_last(cli: Cli, bench: Bench) -> None:
+    job_id = submitted(cli)
+    killed(bench, job_id, "loading\npart 17")
+
+    result = cli("wait", job_id)
+    assert result.out == f"{job_id}\tfailed\n"
+    assert (
+        f"gpulayer: job {job_id} failed: the command ended by signal 9\n    loading\n    part 17\n"
+        in result.err
+    )
+    document = json.loads(cli("wait", job_id, "--json").out)
+    assert document["error"]["tail"] == "loading\npart 17"
+
+
+def test_of_many_that_failed_the_first_are_told_at_length(cli: Cli, bench: Bench) -> None:
+    jobs = [submitted(cli) for _ in range(12)]
+    for job_id in jobs:
+        killed(bench, job_id, "loading")
+
+    told = cli("wait", *jobs).err.splitlines()
+    assert [line for line in told if line.startswith("gpulayer: job")] == [
+        f"gpulayer: job {job_id} failed: the command ended by signal 9" for job_id in jobs[:10]
+    ]
+    assert told.count("    loading") == 3
+
+
 def test_show_as_json_carries_the_end_reason_and_the_error(cli: Cli, bench: Bench) -> None:
     job_id = submitted(cli)
     bench.end(job_id, "failed", reason="oom", fields={"error": '{"message": "out of memory", "signal": 9}'})

@@ -184,6 +184,41 @@ def test_a_command_fails_with_its_own_code(
     assert told.value.exit_code == exit_code
 
 
+@pytest.mark.parametrize(
+    ("kind", "verdict", "reason"),
+    [
+        ("JobFailed", "failed", "signal"),
+        ("JobTimedOut", "timed_out", "timeout"),
+        ("RemoteError", "failed", "user_error"),
+    ],
+)
+def test_an_error_has_the_last_lines_of_the_log_of_a_job_that_died(
+    client: Client, bench: Bench, kind: str, verdict: str, reason: str
+) -> None:
+    job = submitted(client)
+    error = {"type": "NoReport", "message": "it ended", "tail": "loading\n\x1b[31mpart 17\x1b]0;title\x07"}
+    bench.end(job.id, verdict, reason=reason, fields={"error": json.dumps(error)})
+
+    with pytest.raises(getattr(gl, kind)) as told:
+        job.result(PATIENCE_S)
+    assert told.value.log_tail == "loading\npart 17"
+    assert told.value.as_dict()["log_tail"] == "loading\npart 17"
+    again = pickle.loads(pickle.dumps(told.value))
+    assert again.__notes__ == told.value.__notes__ == ["the last lines of its log:\nloading\npart 17"]
+
+
+@pytest.mark.parametrize("tail", [7, None, ["a"], "x\n" * 1000])
+def test_a_tail_that_no_worker_writes_is_no_trouble(client: Client, bench: Bench, tail: object) -> None:
+    job = client.submit(["false"])
+    bench.end(
+        job.id, "failed", reason="user_error", fields={"error": json.dumps({"exit_code": 3, "tail": tail})}
+    )
+
+    with pytest.raises(gl.JobFailed) as told:
+        job.result(PATIENCE_S)
+    assert len(told.value.log_tail) < 50
+
+
 def test_a_command_that_succeeds_has_no_value(client: Client, bench: Bench) -> None:
     job = client.submit("echo 'two words'")
     bench.end(job.id)

@@ -169,6 +169,16 @@ class JobLog:
         with self._lock:
             self.shipped = min(self.shipped, offset)
 
+    def last(self, count: int) -> list[tuple[str, bytes]]:
+        """(stream, bytes) of what came last, so many bytes at most."""
+        with self._lock:
+            if self._forgotten:
+                return []
+            at, out = max(0, self.size - count), list[tuple[str, bytes]]()
+            for start, length, stream, _ in self.runs[max(0, bisect_right(self.runs, at, key=_start) - 1) :]:
+                out.append((stream, self._spool.read(max(at, start), start + length - max(at, start))))
+            return out
+
     def store(self, store: BlobStore) -> dict[str, Any]:
         """Puts the whole log and its index into the store; the record's entry."""
         import orjson

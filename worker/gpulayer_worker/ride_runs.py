@@ -26,6 +26,7 @@ from gpulayer_broker.functions import Arg, CallEnding, CallsEnding, Ending
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.spec import Payload, Spec
 from gpulayer_worker.joblog import JobLog
+from gpulayer_worker.last_words import with_last_words
 from gpulayer_worker.outcomes import (
     NO_REPORT,
     cannot_start,
@@ -381,7 +382,7 @@ class _Leg:
         self._log(call, [os.fstat(file).st_size for file in self.files])
         if outcome.verdict != "released":
             outcome = replace(outcome, fields={**outcome.fields, **self._kept(call)})
-        run._told(attempt, outcome, -1)
+        run._told(attempt, with_last_words(outcome, call.log), -1)
 
 
 def _identity(attempt: Attempt) -> dict[str, str]:

@@ -43,6 +43,7 @@ from gpulayer_worker.grant import (
 )
 from gpulayer_worker.hardware import DeviceLost, Hardware, free_bytes
 from gpulayer_worker.joblog import JobLog
+from gpulayer_worker.last_words import with_last_words
 from gpulayer_worker.logs import Logs
 from gpulayer_worker.outcomes import (
     COMMAND_ENDED,
@@ -369,7 +370,7 @@ class Run:
             devices = self.shop.meters.end(self.attempt.token)
             group = self.group_facts if self.group else None
             fields["usage"] = dumps(usage_record(wall_s, ending.exit.usage, group, devices))
-        return replace(outcome, fields={**outcome.fields, **fields})
+        return with_last_words(replace(outcome, fields={**outcome.fields, **fields}), job_log)
 
     def _judge(self, ending: Ending) -> Outcome:
         """The outcome by what happened to the process, then by what it reported."""

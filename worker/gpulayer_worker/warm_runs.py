@@ -23,6 +23,7 @@ from gpulayer_broker.items import ItemOutcome, Items, pack_outcomes
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.spec import Payload
 from gpulayer_worker.joblog import JobLog
+from gpulayer_worker.last_words import with_last_words
 from gpulayer_worker.outcomes import NO_REPORT, out_of_memory, process_outcome, report_outcome, timed_out
 from gpulayer_worker.processes.job import Ending, Exit
 from gpulayer_worker.processes.pool import is_the_jobs_own
@@ -161,7 +162,7 @@ class ChunkRun(WarmRun):
         outcomes = [self._item(report_outcome_of(answer, self)) for answer in self.answers]
         took_us = sum(int(answer.wall_s * 1e6) for answer in self.answers)
         if (last := self._fatal(ending)) is not None:
-            outcomes.append(self._item(last))
+            outcomes.append(self._item(with_last_words(last, job_log)))
         if not outcomes:
             return self._stopped_outcome() if self.attempt.stopped.is_set() else Outcome("released", "lost")
         grant = self.attempt.grant
