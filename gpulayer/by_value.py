@@ -42,6 +42,13 @@ def local_modules_by_value() -> Iterator[None]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
+def circumstances() -> tuple[object, ...]:
+    """What decides besides a module itself whether it travels by value: all is as before where this is equal."""
+    import cloudpickle
+
+    return os.getcwd(), _main_file(), len(sys.modules), cloudpickle.list_registry_pickle_by_value()
+
+
 def is_local(name: str) -> bool:
     """Whether the module of this name, already imported, is the project's."""
     module = sys.modules.get(name)

@@ -21,6 +21,7 @@ from gpulayer.manner import MapOptions
 from gpulayer.mapping import MapResult
 from gpulayer.options import KNOWN_REMOTE, Plan, RemoteOptions, plan_of, refuse_unknown
 from gpulayer.payload import PackedFunction, minor_version, pack_function
+from gpulayer.unchanged import Kept
 
 if TYPE_CHECKING:
     from gpulayer.explaining import Explanation
@@ -49,6 +50,7 @@ class RemoteFunction(Generic[P, R]):
         refuse_unknown("gl.remote", options, KNOWN_REMOTE)
         self._plan: Plan = plan_of(options)
         self._options = options
+        self._kept: Kept | None = None
         self.__wrapped_by_remote__ = function
         functools.update_wrapper(self, function)
 
@@ -176,7 +178,15 @@ class RemoteFunction(Generic[P, R]):
         return default_client(self._options.get("target"))
 
     def _packed(self) -> PackedFunction:
-        """Pickled anew each time: what the function refers to may have changed since."""
+        """Pickled anew, unless nothing that the function refers to can have changed since."""
+        function, kept = self.__wrapped_by_remote__, self._kept
+        if self._receiver or not isinstance(function, FunctionType):
+            return self._packed_anew()
+        if kept is None or not kept.holds(function):
+            kept = self._kept = Kept(function, self._packed_anew)
+        return kept.packed
+
+    def _packed_anew(self) -> PackedFunction:
         by_reference = self if self._receiver or self._is_importable() else None
         return pack_function(self.__wrapped_by_remote__, by_reference=by_reference)
 
