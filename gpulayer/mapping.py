@@ -7,13 +7,14 @@ calls are jobs of their own; `arrays.py` has the other kind.
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from queue import SimpleQueue
 from typing import Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from gpulayer.attentive import taken
+from gpulayer.attentive import read_for, taken
 from gpulayer.groups import is_group
 from gpulayer.handing_over import Handle
 from gpulayer.handle import Job, Remote, refuse_elsewhere, to_thread
@@ -159,7 +160,11 @@ class MapResult(Handle, Generic[R]):
         if self._sized:
             for job in self.jobs:
                 await job._ended()
-        return await to_thread(self.results)
+        gone = threading.Event()
+        try:
+            return await to_thread(read_for, gone, self)
+        finally:
+            gone.set()
 
     def as_completed(self) -> Iterator[Item[R]]:
         """The calls in the order in which they end; `.result()` of each is there at once."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
 
 import pytest
 
 import gpulayer as gl
 from gpulayer.client import Client
+from gpulayer.handing_over import Arguments
+from gpulayer.options import plan_of
+from gpulayer.payload import pack_function
 from gpulayer.slots import Slot
 from tests.sdk.benches import Bench
 from tests.support import PATIENCE_S, wait_until
@@ -23,7 +28,11 @@ async def value(job: gl.Job[int]) -> int:
     return await job
 
 
-async def cancel(task: asyncio.Task[int]) -> None:
+async def all_of(results: gl.MapResult[int]) -> list[int]:
+    return await results
+
+
+async def cancel(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -72,3 +81,35 @@ def test_an_await_that_is_cancelled_while_it_begins_is_taken_back(
     bench.give(first.id, 1)
     bench.give(second.id, 2)
     assert second.result(PATIENCE_S) == 2
+
+
+@pytest.mark.parametrize("isolation", ["fresh", "warm"])
+def test_an_await_of_a_map_without_a_length_that_is_cancelled_is_read_by_nobody(
+    client: Client, isolation: str
+) -> None:
+    given: list[int] = []
+    waiter = client._opened.waiter
+
+    def endless() -> Iterator[Arguments]:
+        for n in count():
+            given.append(n)
+            yield (n,), {}
+
+    plan, packed = plan_of({"isolation": isolation}), pack_function(abs)
+    results: gl.MapResult[int] = client.submit_map(packed, endless(), plan, None, max_in_flight=2)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(all_of(results))
+        try:
+            await asyncio.to_thread(
+                wait_until, lambda: waiter._wanted, PATIENCE_S, "the first call is waited for"
+            )
+            await cancel(task)
+            await asyncio.to_thread(
+                wait_until, lambda: not waiter._wanted, PATIENCE_S, "the reading has ended"
+            )
+        finally:
+            client.close()  # else a reader that is left would keep the event loop from its end
+
+    asyncio.run(cancelled())
+    assert given == [0, 1]
