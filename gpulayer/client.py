@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from gpulayer.commands import command_spec
+from gpulayer.edge import edged
 from gpulayer.groups import refuse_group
 from gpulayer.handing_over import Arguments
 from gpulayer.handle import Job
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
+@edged
 class Client:
     """A connection to a target: `local` is this user's private set-up.
 

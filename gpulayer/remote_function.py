@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 
 from gpulayer.by_value import is_local
 from gpulayer.client import Client, default_client
+from gpulayer.edge import edge, edged
 from gpulayer.handing_over import Arguments
 from gpulayer.handle import Job
 from gpulayer.manner import MapOptions
@@ -32,6 +33,7 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 
+@edged
 class RemoteFunction(Generic[P, R]):
     """What `gl.remote` makes of a function; of a method, what its class and its instances give."""
 
@@ -226,6 +228,7 @@ def remote(
 ) -> Callable[[Callable[P, R]], RemoteFunction[P, R]]: ...
 
 
+@edge
 def remote(
     function: Callable[P, R] | None = None, /, **options: Unpack[RemoteOptions]
 ) -> RemoteFunction[P, R] | Callable[[Callable[P, R]], RemoteFunction[P, R]]:

@@ -54,7 +54,7 @@ SETTINGS = {
 OTHER_VARIABLES = {
     "GPULAYER_STATE_DIR": "folder of the private set-up's data, absolute",
     "GPULAYER_TARGET": "as `--target`",
-    "GPULAYER_DEBUG": "`1` shows tracebacks of the command line",
+    "GPULAYER_DEBUG": "`1` shows tracebacks of the command line, and whole ones of the SDK's own errors",
     "GPULAYER_URL": "reserved for a server's address, which this release cannot use: it says so",
 }
 JOB_VARIABLES = {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -135,3 +137,53 @@ def test_a_value_whose_class_is_not_here_stands_in_its_place_as_an_error(
     (error,) = trusting.map_result(*results.ids, return_exceptions=True).results()
     assert isinstance(error, AttributeError)
     assert error.__notes__ == [f"the result of job {results.ids[0]} cannot be loaded here"]
+
+
+REFUSED: list[Callable[[], object]] = [
+    lambda: work.delay(cast(int, threading.Lock())),
+    lambda: work.map([1, threading.Lock()]),
+    lambda: work.starmap([(threading.Lock(),)]),
+    lambda: work.options(gpus=-1),
+    lambda: work.options(idempotency_key="k").map([1]),
+    lambda: work.map([1], max_in_flight=0),
+    lambda: gl.remote(memory="much"),
+    lambda: gl.remote(len, memory="much"),
+]
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_a_refusal_comes_from_the_line_that_is_refused_with_one_line_of_ours(
+    call: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(gl.UsageError) as refused:
+        call()
+    assert own_lines(refused.value) == ["at_the_edge"]
+    assert "During handling" not in "".join(traceback.format_exception(refused.value))
+    monkeypatch.setenv("GPULAYER_DEBUG", "1")
+    with pytest.raises(gl.UsageError) as refused:
+        call()
+    assert len(own_lines(refused.value)) > 1
+
+
+def test_a_refusal_in_the_handling_of_another_error_still_shows_that_one() -> None:
+    def in_the_middle() -> None:
+        try:
+            raise KeyError("first")
+        except KeyError:
+            work.options(gpus=-1)
+
+    with pytest.raises(gl.BadRequirement) as refused:
+        in_the_middle()
+    assert "KeyError: 'first'" in "".join(traceback.format_exception(refused.value))
+
+
+def test_an_error_that_the_caller_s_own_input_raises_keeps_its_lines(bench: Bench) -> None:
+    class Given(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield 1
+            raise gl.GpulayerError("no more")
+
+    with pytest.raises(gl.GpulayerError, match="no more") as told:
+        work.map(Given([1, 2]))
+    frames = traceback.extract_tb(told.value.__traceback__)
+    assert (frames[-1].filename, frames[-1].name) == (__file__, "__iter__")
