@@ -182,7 +182,7 @@ class Client:
 
     def submit_call(self, packed: PackedFunction, call: Arguments, plan: Plan) -> Job[Any]:
         """Submits one call of a packed function."""
-        return self.submit_order(self._opened.submitter.function_order(packed, call, plan))
+        return Job(self._opened, *self._opened.submit_call(packed, call, plan))
 
     def submit_group(self, orders: Iterable[Order], total: int, manner: Manner) -> MapResult[Any]:
         """Submits jobs as a group, whose id leads to all of them (`results.ids`)."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpulayer.options import Plan
+from gpulayer.payload import ATOMS
 from gpulayer.targets import Target
 from gpulayer_broker.given import Given
 
@@ -31,6 +32,8 @@ class Handle(ABC):
 def taken_out(target: Target, call: Arguments) -> tuple[Arguments, tuple[Given, ...]]:
     """The call with nothing where a job or a map stood, and what is to stand there."""
     args, kwargs = call
+    if ATOMS.issuperset(map(type, args)) and ATOMS.issuperset(map(type, kwargs.values())):
+        return call, ()
     everywhere: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     given = tuple(value._given(place, target) for place, value in everywhere if isinstance(value, Handle))
     if not given:

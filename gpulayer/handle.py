@@ -137,7 +137,8 @@ class Job(Handle, Generic[R]):
 
         >>> load.delay("data.csv").then(clean).then(train, epochs=3).result()
         """
-        return Job(self._opened, *self._opened.submit_call(function, (self, *args), kwargs))
+        call = (self, *args), kwargs
+        return Job(self._opened, *self._opened.submit_call(function._packed(), call, function._plan))
 
     def _given(self, place: int | str, target: Target) -> Given:
         refuse_elsewhere(self, self._opened, target)

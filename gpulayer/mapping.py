@@ -141,7 +141,8 @@ class MapResult(Handle, Generic[R]):
 
         >>> score.map(rates).then(best).result()
         """
-        return Job(self._opened, *self._opened.submit_call(function, (self, *args), kwargs))
+        call = (self, *args), kwargs
+        return Job(self._opened, *self._opened.submit_call(function._packed(), call, function._plan))
 
     def _given(self, place: int | str, target: Target) -> Given:
         refuse_elsewhere(self, self._opened, target)

@@ -5,11 +5,12 @@ Everything here takes and gives ids and records: handles of jobs and maps are ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gpulayer.groups import is_group, members, refuse_group, refuse_part
+from gpulayer.handing_over import Arguments
 from gpulayer.options import WARM, Plan, RemoteOptions
 from gpulayer.payload import PackedFunction
 from gpulayer.session import Session
@@ -66,11 +67,10 @@ class Opened:
         job_id, new = self.submitter.submit(order, self.waiter.client)
         return job_id, self.waiter.slot(job_id, submitted=new)
 
-    def submit_call(
-        self, function: Packable, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[str, Slot]:
-        """The id and the slot of one call of a remote function."""
-        return self.submit(self.submitter.function_order(function._packed(), (args, kwargs), function._plan))
+    def submit_call(self, packed: PackedFunction, call: Arguments, plan: Plan) -> tuple[str, Slot]:
+        """The id and the slot of one call of a function."""
+        job_id, new = self.submitter.submit_call(packed, call, plan, self.waiter.client)
+        return job_id, self.waiter.slot(job_id, submitted=new)
 
     # By ids ---------------------------------------------------------------------------------------------------------
 

@@ -12,11 +12,10 @@ import pickle
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import sha256
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpulayer.by_value import is_installed, is_local, local_modules_by_value
 from gpulayer.offenders import names_in, offender
@@ -33,12 +32,13 @@ RENEWED_S = 600.0
 REMEMBERED = 10_000
 # What the plain pickler writes exactly as any other would; everything else may hold a class of __main__.
 ATOMS = frozenset({int, float, str, bytes, bool, complex, type(None)})
+# Looking at more elements than that costs as much as what it saves.
+LOOKED_AT = 1000
 # Names that only a pickle by value holds: code does not survive a change of Python's minor version.
 BY_VALUE = (b"_make_function", b"_make_skeleton_class", b"CodeType")
 
 
-@dataclass(frozen=True)
-class PackedFunction:
+class PackedFunction(NamedTuple):
     """A pickled function: what travels, and what a worker should import beforehand."""
 
     data: bytes
@@ -111,7 +111,7 @@ def pack_many(
     packed: list[bytes] = []
     with local_modules_by_value():
         for args, kwargs in calls:
-            if not kwargs and ATOMS.issuperset(map(type, args)):
+            if not kwargs and are_plain(args):
                 packed.append(pickle.dumps((args, {}), pickle.HIGHEST_PROTOCOL))
                 continue
             try:
@@ -126,7 +126,7 @@ def pack_arguments(
 ) -> bytes:
     """(args, kwargs) as bytes; the error names the argument, and the item of a map."""
     pair = (args, dict(kwargs))
-    if ATOMS.issuperset(map(type, args)) and ATOMS.issuperset(map(type, kwargs.values())):
+    if are_plain(args) and are_plain(kwargs.values()):
         return pickle.dumps(pair, pickle.HIGHEST_PROTOCOL)
     try:
         return _cloudpickled(pair)
@@ -136,6 +136,20 @@ def pack_arguments(
             where = "" if item is None else f"item {item}, "
             dumps(value, f"{where}argument {which} of '{label}'")
         raise
+
+
+def are_plain(values: Collection[Any]) -> bool:
+    """Whether each is an atom, or a list, a tuple or a dict of some."""
+    return ATOMS.issuperset(map(type, values)) or all(map(_is_plain, values))
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        return len(value) <= LOOKED_AT and ATOMS.issuperset(map(type, (*value, *value.values())))
+    if kind is list or kind is tuple:
+        return len(value) <= LOOKED_AT and ATOMS.issuperset(map(type, value))
+    return kind in ATOMS
 
 
 def preloads(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -216,10 +230,15 @@ class Courier:
                 f"the {what} are {format_size(len(data))} as a pickle, over the limit of {format_size(most_bytes)}: "
                 "write them to a file and ship it with source= or --input"
             )
-        sha = sha256(data).hexdigest()
-        if time.monotonic() - self._sent.get(sha, -RENEWED_S) >= RENEWED_S:
+        payload = Payload(None, sha256(data).hexdigest(), len(data))
+        self.renew(payload, data)
+        return payload
+
+    def renew(self, payload: Payload, data: bytes) -> None:
+        """Offers a blob to the store, where that was not done for a while."""
+        sha = payload.sha256
+        if sha and time.monotonic() - self._sent.get(sha, -RENEWED_S) >= RENEWED_S:
             self._session.attempt(lambda _: self._session.store.put_bytes(data))
             if len(self._sent) >= REMEMBERED:
                 self._sent.clear()
             self._sent[sha] = time.monotonic()
-        return Payload(None, sha, len(data))

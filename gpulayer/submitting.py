@@ -10,9 +10,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import groupby, islice
+from typing import NamedTuple
 
 from gpulayer.advising import Adviser
 from gpulayer.groups import SIZE, is_group, member_id, members, new_group_id
@@ -34,10 +35,11 @@ from gpulayer_broker.job import new_job_id
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.recent import Recent
 from gpulayer_broker.requirements import Requirements
-from gpulayer_broker.spec import Payload, Spec, encode, lane_of, request_digest
+from gpulayer_broker.spec import Frame, Payload, Spec, encode, frame, lane_of, request_digest
 
 BATCH = 500
 BATCH_BYTES = 4 * 1024 * 1024
+SHARED_KEPT = 256
 # A group may have a million members, whose ids are kept while further jobs come after it.
 GROUPS_KEPT = 8
 
@@ -56,6 +58,16 @@ class Order:
     id: str = ""
 
 
+class Shared(NamedTuple):
+    """What the calls of one function under one plan share: all but their id, client, time and arguments."""
+
+    plan: Plan
+    placed: Plan
+    function: Payload
+    frame: Frame
+    job: partial[Submission]
+
+
 def as_group(orders: Iterable[Order], total: int) -> tuple[str, Iterator[Order]]:
     """(the group's id, the orders as its members)."""
     group_id = new_group_id()
@@ -71,6 +83,14 @@ def _with_given(order: Order, given: tuple[Given, ...]) -> Order:
     call = order.spec.call
     assert call is not None
     return replace(order, spec=replace(order.spec, call=replace(call, given=given)))
+
+
+def _in_its_job(order: Order) -> Order:
+    """A job's own jobs say whose they are; a process may run several jobs one after another."""
+    parent = os.environ.get("GPULAYER_JOB_ID")
+    if not parent:
+        return order
+    return replace(order, spec=replace(order.spec, extra={**order.spec.extra, "parent": parent}))
 
 
 def owner() -> str:
@@ -92,6 +112,7 @@ class Submitter:
         self.courier = Courier(session)
         self.adviser = Adviser(session)
         self._owner = owner()
+        self._shared: dict[tuple[PackedFunction, int, str | None], Shared] = {}
         self._members: Recent[str, list[str]] = Recent(GROUPS_KEPT)
 
     def function_orders(
@@ -140,9 +161,47 @@ class Submitter:
 
     def submit(self, order: Order, client: str) -> tuple[str, bool]:
         """(the job's id, whether it is new and not an earlier one of the same idempotency key)."""
-        job = self._submission(order, client)
-        job_id = self._session.attempt(lambda queue: queue.submit(job, order.plan.needs))
-        self.adviser.submitted(order.plan.needs)
+        return self._sent(self._submission(order, client), order.plan.needs)
+
+    def submit_call(
+        self, packed: PackedFunction, call: Arguments, plan: Plan, client: str
+    ) -> tuple[str, bool]:
+        """As `submit` of the call's order; what it shares with other calls is put together once."""
+        (args, kwargs), given = taken_out(self._session.target, call)
+        # Each of these is another's own: a moment, the jobs before it, the digest of its arguments.
+        if given or plan.eta_s is not None or plan.after or plan.idempotency_key:
+            return self.submit(self.function_order(packed, call, plan), client)
+        data = pack_arguments(packed.label, args, kwargs)
+        shared = self._shared_by(packed, plan)
+        if shared.placed is plan and holds_code(data):
+            return self.submit(self.function_order(packed, call, plan), client)
+        self.courier.renew(shared.function, packed.data)
+        job_id, arguments = new_job_id(), self.courier.arguments(data, packed.label)
+        spec = shared.frame.filled(job_id, int(time.time() * 1000), arguments)
+        return self._sent(shared.job(id=job_id, client=client, spec=spec), shared.placed.needs)
+
+    def _shared_by(self, packed: PackedFunction, plan: Plan) -> Shared:
+        key = packed, id(plan), os.environ.get("GPULAYER_JOB_ID")
+        shared = self._shared.get(key)
+        if shared is None:
+            if len(self._shared) >= SHARED_KEPT:
+                self._shared.clear()
+            shared = self._shared[key] = self._put_together(packed, plan)
+        return shared
+
+    def _put_together(self, packed: PackedFunction, plan: Plan) -> Shared:
+        function = self.courier.function(packed)
+        placed = plan.on_python(minor_version()) if packed.holds_code else plan
+        order = _in_its_job(self._order(packed, function, Payload(b""), placed))
+        one = self._submission(order, "")
+        own = ("id", "client", "spec")
+        values = {each.name: getattr(one, each.name) for each in fields(one) if each.name not in own}
+        framed = frame(order.spec, placed.message_options)
+        return Shared(plan, placed, function, framed, partial(Submission, **values))
+
+    def _sent(self, job: Submission, needs: Requirements) -> tuple[str, bool]:
+        job_id = self._session.attempt(lambda queue: queue.submit(job, needs))
+        self.adviser.submitted(needs)
         return job_id, job_id == job.id
 
     def submit_many(
@@ -165,10 +224,8 @@ class Submitter:
         return self._members.get(job_id, lambda: self._session.attempt(partial(members, group_id=job_id)))
 
     def _submission(self, order: Order, client: str) -> Submission:
+        order = _in_its_job(order)
         spec, plan, job_id = order.spec, order.plan, order.id or new_job_id()
-        # A job's own jobs say whose they are; a process may run several jobs one after another.
-        if parent := os.environ.get("GPULAYER_JOB_ID"):
-            spec = replace(spec, extra={**spec.extra, "parent": parent})
         return Submission(
             id=job_id,
             signature=plan.needs.signature,

@@ -8,9 +8,10 @@ stands beside it in the job's record, never in it. Fields that a newer release a
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpulayer_broker import inline
 from gpulayer_broker.errors import FormatTooNew, GpulayerError, UsageError
@@ -90,18 +91,54 @@ class Spec:
         return bool(self.source or self.inputs)
 
 
+class Frame(NamedTuple):
+    """A message but for the arguments of its call, its id and its time: what stands before, between and after them."""
+
+    before: bytes
+    id: bytes
+    time: bytes
+    after: bytes
+
+    def filled(self, job_id: str, created_ms: int, arguments: Payload) -> bytes:
+        """What `encode` gives for such a job with these arguments."""
+        before, before_id, before_time, after = self
+        told = (
+            before,
+            _dumped(arguments.encode()),
+            before_id,
+            _dumped(job_id),
+            before_time,
+            b"%d" % created_ms,
+        )
+        return b"".join((*told, after))
+
+
+def frame(spec: Spec, options: Mapping[str, Any] | None = None) -> Frame:
+    """The frame of all jobs that differ from this one in the arguments of their call alone."""
+    # What is drawn anew stands nowhere else in the message, whatever its names and texts are.
+    mark = secrets.token_hex(16)
+    plain = _plain(spec)
+    plain["call"]["arguments"] = mark
+    return Frame(*_dumped(_message(mark, mark, plain, options)).split(b'"%b"' % mark.encode()))
+
+
 def encode(job_id: str, created_ms: int, spec: Spec, options: Mapping[str, Any] | None = None) -> bytes:
     """The message, as bytes; `options` are the message's options (max_retries, min_backoff, …)."""
-    message = {
+    return _dumped(_message(job_id, created_ms, _plain(spec), options))
+
+
+def _message(
+    job_id: str, created_ms: int | str, job: Mapping[str, Any], options: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    return {
         "actor_name": ACTOR,
         "args": [],
-        "kwargs": {"job": _plain(spec)},
+        "kwargs": {"job": job},
         "message_id": job_id,
         "message_timestamp": created_ms,
         "options": dict(options or {}),
         "queue_name": DEFAULT_QUEUE,
     }
-    return _dumped(message)
 
 
 def decode(data: bytes) -> Spec:
@@ -195,7 +232,7 @@ def lane_of(spec: Spec) -> str:
     return hashlib.blake2b(_dumped(plain), digest_size=10).hexdigest()
 
 
-def _dumped(plain: Mapping[str, Any]) -> bytes:
+def _dumped(plain: Mapping[str, Any] | str) -> bytes:
     import orjson
 
     try:

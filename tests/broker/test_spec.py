@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -42,6 +43,30 @@ def test_the_encoding_is_canonical(job: Spec) -> None:
     data = spec.encode("j_1", 1, job)
 
     assert orjson.dumps(orjson.loads(data), option=orjson.OPT_SORT_KEYS) == data
+
+
+@given(
+    SPECS.filter(lambda job: job.call is not None),
+    TEXT,
+    st.integers(0, 2**53),
+    PAYLOADS | st.integers(90, 5000).map(lambda size: Payload(b"a" * size, "", size)),
+    st.dictionaries(TEXT, st.integers(0, 9) | TEXT, max_size=3),
+    st.dictionaries(TEXT.filter(lambda name: name not in spec._KNOWN), TEXT, max_size=3),
+)
+def test_a_filled_frame_is_what_would_be_encoded(
+    job: Spec,
+    job_id: str,
+    created_ms: int,
+    arguments: Payload,
+    options: dict[str, object],
+    extra: dict[str, object],
+) -> None:
+    call, job = job.call, replace(job, extra=extra)
+    assert call is not None
+    whole = replace(job, call=replace(call, arguments=arguments))
+
+    filled = spec.frame(job, options).filled(job_id, created_ms, arguments)
+    assert filled == spec.encode(job_id, created_ms, whole, options)
 
 
 def test_what_is_no_utf_8_is_refused_where_it_is_submitted() -> None:

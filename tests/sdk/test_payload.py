@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 
 from gpulayer.client import Client
-from gpulayer.payload import PackedFunction, pack_arguments, pack_function, preloads
+from gpulayer.payload import (
+    PackedFunction,
+    _cloudpickled,
+    are_plain,
+    pack_arguments,
+    pack_function,
+    preloads,
+)
 from gpulayer_broker import spec as specs
 from gpulayer_broker.errors import NotPicklable, UsageError
 from tests.support import PATIENCE_S, in_background, wait_until
@@ -89,6 +96,32 @@ def test_too_deep_a_value_is_refused_in_one_line() -> None:
     finally:
         while deep:
             deep = deep.pop()
+
+
+class Number(int):
+    """Of the test's own module, which no worker has."""
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        ([1, 2.5, "é", None], True),
+        ({"a": 1, 2: b"b"}, True),
+        ((True, 1j), True),
+        ([], True),
+        (list(range(2000)), False),
+        ([[1]], False),
+        ({"a": Number(1)}, False),
+        ({Number(1): 1}, False),
+        (Number(1), False),
+        ([Number(1)], False),
+        ({1}, False),
+    ],
+    ids=repr,
+)
+def test_plain_values_are_pickled_as_any_others(value: Any, plain: bool) -> None:
+    assert are_plain((value, 1)) is plain
+    assert pack_arguments("f", (value, 1), {"more": value}) == _cloudpickled(((value, 1), {"more": value}))
 
 
 def test_a_function_of_an_installed_module_travels_by_its_name() -> None:
