@@ -139,8 +139,7 @@ class Run:
             self.shop.scratch.give_back(scratch)
         finally:
             if self.group is not None:
-                self.group.remove()
-                self.shop.groups.refill()
+                self.shop.groups.give_back(self.group)
 
     def _needs(self) -> Requirements | Outcome:
         """What the job asks for; how it ends where nobody can read that, or this worker does not have it."""

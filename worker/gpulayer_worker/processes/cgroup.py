@@ -5,6 +5,10 @@ whether the kernel killed any of it for memory. Version 1 (memory, pids, cpuacct
 else version 2; what is missing is done without: `Groups.describe` says what there is. Where there is nothing at all,
 jobs run without, and their trees are known by sessions, pipes and marks alone.
 
+To make and to remove a group is a good part of what a tiny job costs, in the kernel too. One of version 1 that is as it
+was made (empty, with no memory but a processor's small change, no setting touched, nothing refused or killed in it)
+serves another job, its counters begun anew; all others are removed. A job cannot tell which kind it has.
+
 All groups are below one folder in each hierarchy, named after the worker's own folder. Where it is, is written down
 there, so that a worker that starts again finds what a killed one left, wherever it is started from.
 
@@ -22,21 +26,23 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
 
-from gpulayer_worker.runner import cgroups, proctree
+from gpulayer_worker.runner import cgroups
 
+from .cgroup_files import GroupFiles, Room, fields, number
 from .cgroup_mounts import Mounts, read_mounts
 
 log = logging.getLogger("gpulayer")
 
-T = TypeVar("T")
-
 SPARES = 4
+KEPT = 16
+NO_LIMIT = -1
+# What a processor has set aside for a group, in steps of 256 KiB, it gives back later; a job's files are more.
+LEFT_BYTES = 1 << 20
 REMOVE_PATIENCE_S = 5.0
 LOOK_AGAIN_S = 0.01
 RECORD = "cgroups.json"
@@ -54,54 +60,101 @@ class GroupFacts:
 
 
 class Group:
-    """One job's group."""
+    """One job's group, and another's after it where `renew` says so."""
 
-    def __init__(self, folders: Mapping[str, str], version_of_memory: int) -> None:
-        self._folders = dict(folders)
+    def __init__(self, folders: Mapping[str, str], version_of_memory: int, room: Room) -> None:
+        self._files = GroupFiles(dict(folders), room)
         self._memory_v2 = version_of_memory == 2
         self.limit_bytes = 0
         ordered = [folders[name] for name in ("unified", "pids", "memory", "cpuacct") if name in folders]
         # As the fork server takes them: the one that ends all at once first.
         self.folders = tuple(dict.fromkeys(ordered))
+        # Version 2 has no peak of memory that every reader sees begin anew.
+        self._is_renewable = "pids" in folders and "unified" not in folders and not self._memory_v2
+        self._as_made = self._settings() if self._is_renewable else {}
 
     def limit(self, memory_bytes: int) -> None:
         """From now on the group has no more memory than that, swap included."""
-        folder = self._folders.get("memory")
-        if folder is None:
-            return
         names = ("memory.max", "memory.swap.max") if self._memory_v2 else _V1_LIMITS
-        _put(f"{folder}/{names[0]}", memory_bytes)
+        try:
+            self._files.write("memory", names[0], memory_bytes)
+        except FileNotFoundError:
+            return  # nothing here bounds memory
         # Without swap accounting there is no second file, and no second limit either.
         with contextlib.suppress(OSError):
-            _put(f"{folder}/{names[1]}", 0 if self._memory_v2 else memory_bytes)
+            self._files.write("memory", names[1], 0 if self._memory_v2 else memory_bytes)
         self.limit_bytes = memory_bytes
 
     def facts(self) -> GroupFacts:
         """What it has used so far."""
-        memory, pids = self._folders.get("memory"), self._folders.get("pids")
         peak, kills = ("memory.peak", "memory.events") if self._memory_v2 else _V1_FACTS
+        read = self._files.read
         return GroupFacts(
-            peak_bytes=_number(memory, peak),
+            peak_bytes=number(read("memory", peak)),
             cpu_s=self._cpu_s(),
-            oom_kills=_fields(memory, kills).get("oom_kill", 0),
-            forks_refused=_fields(pids, "pids.events").get("max", 0),
+            oom_kills=fields(read("memory", kills)).get("oom_kill", 0),
+            forks_refused=fields(read("pids", "pids.events")).get("max", 0),
         )
 
     def _cpu_s(self) -> float | None:
-        if "cpuacct" in self._folders:
-            used_ns = _number(self._folders["cpuacct"], "cpuacct.usage")
-            return None if used_ns is None else used_ns / 1e9
-        used_us = _fields(self._folders.get("unified"), "cpu.stat").get("usage_usec")
+        used_ns = number(self._files.read("cpuacct", "cpuacct.usage"))
+        if used_ns is not None:
+            return used_ns / 1e9
+        used_us = fields(self._files.read("unified", "cpu.stat")).get("usage_usec")
         return None if used_us is None else used_us / 1e6
+
+    def renew(self) -> bool:
+        """Makes it as good as new; False where it is not, and is to be removed.
+
+        That it is empty, that the kernel had to refuse or to kill nothing in it, and that nobody has changed a setting
+        of it, are all seen by its files: they tell the same as when it was made.
+        """
+        try:
+            return self._is_renewable and self._renewed()
+        except OSError:
+            return False
+
+    def _renewed(self) -> bool:
+        if self.limit_bytes:
+            for name in reversed(_V1_LIMITS):
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.write("memory", name, NO_LIMIT)
+            self.limit_bytes = 0
+        if self._settings() != self._as_made or any(os.stat(folder).st_nlink > 2 for folder in self.folders):
+            return False
+        for kind, name in _COUNTERS:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.write(kind, name, 0)
+        # A peak that begins anew begins with what is there.
+        return (number(self._files.read("memory", _V1_FACTS[0])) or 0) <= LEFT_BYTES
+
+    def _settings(self) -> dict[tuple[str, str], bytes | None]:
+        return {(kind, name): self._files.read(kind, name) for kind, name in _SETTINGS}
 
     def remove(self) -> None:
         """Ends what is left in it and removes its folders; gives up, and says so, where the kernel keeps one."""
+        self._files.close()
         for folder in self.folders:
             _remove(folder)
+
+    def forget(self) -> None:
+        """Its folders are somebody else's to remove."""
+        self._files.close()
 
 
 _V1_LIMITS = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
 _V1_FACTS = ("memory.max_usage_in_bytes", "memory.oom_control")
+# Of version 1: what tells a group that is as it was made, and what it has counted.
+_SETTINGS = (
+    ("pids", "pids.current"),
+    *((kind, cgroups.PROCESSES) for kind in ("memory", "cpuacct")),
+    ("pids", cgroups.MOST_PROCESSES),
+    ("pids", "pids.events"),
+    *(("memory", name) for name in (*_V1_LIMITS, "memory.soft_limit_in_bytes")),
+    ("memory", "memory.swappiness"),
+    ("memory", "memory.oom_control"),
+)
+_COUNTERS = (("memory", "memory.max_usage_in_bytes"), ("cpuacct", "cpuacct.usage"))
 
 
 class Groups:
@@ -112,6 +165,7 @@ class Groups:
         self._version = version_of_memory
         self._most_processes = most_processes
         self._spares: deque[Group] = deque()
+        self._room = Room()
         self._lock = threading.Lock()
         self._made = 0
 
@@ -124,7 +178,7 @@ class Groups:
         if not self._roots:
             return None
         with self._lock:
-            spare = self._spares.popleft() if self._spares else None
+            spare = self._spares.pop() if self._spares else None
         try:
             group = spare or self._make()
             if memory_bytes:
@@ -134,6 +188,14 @@ class Groups:
             log.warning("no control group for a job: %s", error)
             return None
 
+    def give_back(self, group: Group) -> None:
+        """For a job's group when nothing of the job is left: it serves another, or is removed."""
+        if self._roots and len(self._spares) < KEPT and group.renew():
+            self._spares.append(group)
+        else:
+            group.remove()
+            self.refill()
+
     def refill(self) -> None:
         """Makes spares; to be called by whoever has time."""
         with contextlib.suppress(OSError):
@@ -142,7 +204,8 @@ class Groups:
 
     def close(self) -> None:
         """Removes everything of this worker's."""
-        self._spares.clear()
+        while self._spares:
+            self._spares.pop().forget()
         for root in dict.fromkeys(self._roots.values()):
             _clear_root(root)
         self._roots = {}
@@ -156,7 +219,7 @@ class Groups:
             os.mkdir(folder)
         if "pids" in folders:
             _put(f"{folders['pids']}/{cgroups.MOST_PROCESSES}", self._most_processes)
-        return Group(folders, self._version)
+        return Group(folders, self._version, self._room)
 
 
 def open_groups(home: Path, most_processes: int, mounts: Mounts | None = None) -> Groups:
@@ -263,27 +326,6 @@ def _put(path: str, value: int | str) -> None:
         os.write(descriptor, str(value).encode())
     finally:
         os.close(descriptor)
-
-
-def _number(folder: str | None, name: str) -> int | None:
-    return _read(folder, name, int)
-
-
-def _fields(folder: str | None, name: str) -> dict[str, int]:
-    def parsed(text: bytes) -> dict[str, int]:
-        pairs = (line.split() for line in text.splitlines())
-        return {pair[0].decode(): int(pair[1]) for pair in pairs if len(pair) == 2}
-
-    return _read(folder, name, parsed) or {}
-
-
-def _read(folder: str | None, name: str, parse: Callable[[bytes], T]) -> T | None:
-    if folder is None:
-        return None
-    try:
-        return parse(proctree.contents(f"{folder}/{name}"))
-    except (OSError, ValueError):
-        return None
 
 
 def _remove(folder: str) -> None:

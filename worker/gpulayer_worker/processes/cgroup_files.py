@@ -1,0 +1,109 @@
+"""The kernel's files of one control group: read and written, and kept open where the worker has room for that.
+
+To open one costs several times as much as to read it, and a job's end reads a dozen. What is not there reads as None,
+what cannot be written is an OSError, and after `close` nothing is there. Safe between threads.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections.abc import Mapping
+
+from gpulayer_worker.runner import cgroups
+
+READ_BYTES = 4096
+MOST_FILES = 16
+MOST_GROUPS = 1000
+# Version 1 makes this list when it is first read from an open file, and tells it again for a second.
+READ_ANEW = cgroups.PROCESSES
+# The part of the files that this process may have open which groups may take.
+SHARE = 8
+
+
+class Room:
+    """For how many groups' files there is room. Safe between threads."""
+
+    def __init__(self) -> None:
+        may_open = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        groups = MOST_GROUPS if may_open < 0 else min(MOST_GROUPS, may_open // SHARE // MOST_FILES)
+        self._left = threading.Semaphore(groups)
+
+    def take(self) -> bool:
+        return self._left.acquire(blocking=False)
+
+    def give_back(self) -> None:
+        self._left.release()
+
+
+class GroupFiles:
+    """`folders` are the group's own, one for each kind."""
+
+    def __init__(self, folders: Mapping[str, str], room: Room) -> None:
+        self._folders = folders
+        self._room = room
+        self._keeps_open = room.take()
+        self._open: dict[tuple[str, str, int], int] = {}
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def read(self, kind: str, name: str) -> bytes | None:
+        """What stands in the file of this kind's folder."""
+        with self._lock:
+            try:
+                descriptor = self._descriptor(kind, name, os.O_RDONLY)
+            except OSError:
+                return None
+            try:
+                return os.pread(descriptor, READ_BYTES, 0)
+            except OSError:
+                return None
+            finally:
+                self._used(name, descriptor)
+
+    def write(self, kind: str, name: str, value: int | str) -> None:
+        """Writes one value."""
+        with self._lock:
+            descriptor = self._descriptor(kind, name, os.O_WRONLY)
+            try:
+                os.pwrite(descriptor, str(value).encode(), 0)
+            finally:
+                self._used(name, descriptor)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._keeps_open and not self._closed:
+                self._room.give_back()
+            self._closed = True
+            while self._open:
+                os.close(self._open.popitem()[1])
+
+    def _descriptor(self, kind: str, name: str, mode: int) -> int:
+        key = (kind, name, mode)
+        if key in self._open:
+            return self._open[key]
+        if self._closed or kind not in self._folders:
+            raise FileNotFoundError(name)
+        descriptor = os.open(f"{self._folders[kind]}/{name}", mode | os.O_CLOEXEC)
+        if self._keeps(name):
+            self._open[key] = descriptor
+        return descriptor
+
+    def _used(self, name: str, descriptor: int) -> None:
+        if not self._keeps(name):
+            os.close(descriptor)
+
+    def _keeps(self, name: str) -> bool:
+        return self._keeps_open and name != READ_ANEW
+
+
+def fields(text: bytes | None) -> dict[str, int]:
+    """The numbers of a file that has one with its name on each line."""
+    pairs = (line.split() for line in (text or b"").splitlines())
+    return {pair[0].decode(): int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def number(text: bytes | None) -> int | None:
+    """The one number of a file."""
+    return int(text) if text is not None and text.strip().isdigit() else None
