@@ -21,10 +21,12 @@ class RideModel(Model):
         self.had: dict[str, int | None] = {}
 
     def commit_calls(self, ending: CallsEnding) -> tuple[str, ...]:
-        return tuple(
+        verdicts = tuple(
             self._commit_call(call.ending.id, call.ending.token, call.ending.verdict, call.took_us)
             for call in ending.calls
         )
+        self.lanes = {lane: round(mean_us, 1) for lane, mean_us in self.lanes.items()}
+        return verdicts
 
     def _commit_call(self, job_id: str, token: str, verdict: str, took_us: int | None) -> str:
         answer = self.commit(job_id, token, verdict, 0, ())
@@ -34,7 +36,7 @@ class RideModel(Model):
             if took_us < 0 or old == LOUD:
                 self.lanes[lane] = LOUD
             else:
-                self.lanes[lane] = round(took_us if old is None else (old + took_us) / 2, 1)
+                self.lanes[lane] = took_us if old is None else (old + took_us) / 2
         return answer
 
     def _give(self, j: Job, w: Worker, o: Offer, lots: tuple[tuple[str, int], ...]) -> None:

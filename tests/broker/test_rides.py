@@ -203,6 +203,41 @@ def test_a_call_is_ended_once_and_only_by_its_holder(hand: Hand, worker: Machine
     assert sound(hand)
 
 
+def test_who_watches_logs_or_waits_behind_a_call_is_told_and_released_with_it(
+    hand: Hand, worker: Machine
+) -> None:
+    teach(hand, worker)
+    jobs = submitted(hand, 80)
+    behind = hand.submit(CPU, after=(jobs[3],))
+    hand.run(fn.watch("other", [jobs[1]]))
+    grants = hand.claim(worker, 1)
+    assert hand.run(fn.log(grants[2].id, grants[2].token, 0, "out", 0, b"hello")) == "ok"
+
+    assert set(end(hand, grants).verdicts) == {"ok"}
+
+    (told,) = hand.link.call("XRANGE", hand.key("done:other"), "-", "+")
+    assert told[1][:2] == [b"job", jobs[1].encode()]
+    last = hand.link.call("XREVRANGE", hand.key(f"log:{jobs[2]}:1:0"), "+", "-", "COUNT", 1)
+    assert b"end" in last[0][1]
+    assert hand.link.call("HGET", hand.key(f"job:{behind}"), "phase") == b"ready"
+    assert sound(hand)
+
+
+def test_a_report_that_breaks_off_leaves_whole_what_it_has_ended(hand: Hand, worker: Machine) -> None:
+    teach(hand, worker)
+    submitted(hand, 80)
+    grants = hand.claim(worker, 1)
+    hand.link.call("DEL", hand.key("lane:lane"))
+    hand.link.call("LPUSH", hand.key("lane:lane"), "no number")
+
+    with pytest.raises(ReplyError, match="does not hold what the queue wrote"):
+        end(hand, grants, QUICK_US)
+
+    hand.link.call("DEL", hand.key("lane:lane"))
+    assert {hand.state(grant.id) for grant in grants} == {"succeeded"}
+    assert sound(hand)
+
+
 def test_a_call_whose_cancel_was_asked_for_ends_so_and_the_others_do_not(hand: Hand, worker: Machine) -> None:
     teach(hand, worker)
     submitted(hand, 80)

@@ -48,7 +48,7 @@ from gpulayer_worker.warm_runs import TRIES, ChunkRun, SingleRun, WarmRun
 log = logging.getLogger("gpulayer")
 
 STREAMS = ("out", "err")
-TELL_EVERY_S = 0.002
+TELL_EVERY_S = 0.005
 _numbers = itertools.count(1)
 _keys: Recent[WarmKey] = Recent()
 READ_BYTES = 1 << 18

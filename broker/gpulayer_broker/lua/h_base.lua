@@ -16,8 +16,8 @@ end
 
 -- moves a job between the state indexes; the score is the age at submit, so pages stay stable
 function H.index(P, id, from, to, score)
-  if from then redis.call('ZREM', P .. 'jobs:' .. from, id) end
-  redis.call('ZADD', P .. 'jobs:' .. to, score, id)
+  if from then H.place(P .. 'jobs:' .. from, id, nil) end
+  H.place(P .. 'jobs:' .. to, id, score)
 end
 
 H.PRIORITIES = {'0', '1', '2', '3', '4'}

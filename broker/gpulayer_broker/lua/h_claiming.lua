@@ -108,18 +108,17 @@ local function next_token(o, v, n)
   return attempt .. ':' .. o.nonce .. n, attempt
 end
 
--- the attempt is this worker's from now on; returns the grant
+-- the attempt is this worker's from now on, `ride` what its record tells of its ride; returns the grant
 local function assign(P, o, w, c, id, entry, v, token, attempt, lots, ride, now)
   local to = v[2] == '1' and 'scheduled' or 'running'
   redis.call('HSET', H.job(P, id), 'state', to, 'phase', '', 'attempt', attempt, 'token', token, 'worker', o.worker, 'node', w.node,
-             'lots', lots, 'entry', entry, 'granted_ms', now, 'started_ms', to == 'running' and now or '')
-  if ride ~= '' then redis.call('HSET', H.job(P, id), 'ride', ride) end
-  redis.call('ZADD', P .. 'leases', now + o.lease + w.grace, id)
-  redis.call('SADD', P .. 'running:' .. o.worker, id)
+             'lots', lots, 'entry', entry, 'granted_ms', now, 'started_ms', to == 'running' and now or '', unpack(ride))
+  H.place(P .. 'leases', id, now + o.lease + w.grace)
+  H.belong(P .. 'running:' .. o.worker, id, true)
   H.index(P, id, 'queued', to, v[3])
   H.event(P, id, to)
   return {id, token, lots, attempt, v[8] or '0', v[9] or '', v[10] or '', c.sig, c.owner, v[11] or '', to, v[12] or '', '-1', '-1',
-          ride, v[7] or ''}
+          ride[2] or '', v[7] or ''}
 end
 
 -- grants the job of a candidate, and the calls that ride with it; appends to `out`, and says whether a slot is taken
@@ -137,13 +136,13 @@ local function grant(P, o, w, room, c, out, now)
     return false
   end
   local token, attempt = next_token(o, v, #out)
-  local first = assign(P, o, w, c, id, entry, v, token, attempt, H.hold(P, o, w, room, c.need, c.lots, id, token), '', now)
+  local first = assign(P, o, w, c, id, entry, v, token, attempt, H.hold(P, o, w, room, c.need, c.lots, id, token), {}, now)
   redis.call('HINCRBY', P .. 'owners', c.owner, 1)
   out[#out + 1] = first
   if is_new and v[7] and not v[8] then
     first[15] = H.fill_ride(P, c, v[7], entry, id, token, H.GRANTS - #out, function(rider, its, facts, ride)
       local theirs, number = next_token(o, facts, #out)
-      out[#out + 1] = assign(P, o, w, c, rider, its, facts, theirs, number, '', ride, now)
+      out[#out + 1] = assign(P, o, w, c, rider, its, facts, theirs, number, '', {'ride', ride}, now)
     end) or ''
   end
   return true

@@ -22,6 +22,7 @@ function H.holds(j, token) return j ~= nil and (j.state == 'running' or j.state 
 
 -- marks the end of each rank's log and lets the live tail go after an hour
 function H.close_log(P, j)
+  if j.is_alone then return end
   for rank = 0, tonumber(j.ranks ~= '' and j.ranks or '1') - 1 do
     local key = P .. 'log:' .. j.id .. ':' .. j.attempt .. ':' .. rank
     local last = redis.pcall('XREVRANGE', key, '+', '-', 'COUNT', 1)
@@ -39,6 +40,7 @@ end
 local function unheld(j, fields)
   local n = #fields
   fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'token', '', 'ended_token', j.reported and j.token or ''
+  if j.ride ~= '' then fields[n + 5], fields[n + 6] = 'ride', '' end
   return fields
 end
 
@@ -56,16 +58,21 @@ end
 
 H.INLINE = 16384
 
-local function small_result(P, j)
-  local result, kind = unpack(redis.call('HMGET', H.job(P, j.id), 'result', 'result_kind'))
+-- what `fields` bring of a result, or an array's record has
+local function small_result(P, j, fields)
+  local result, kind
+  for i = 1, #fields, 2 do
+    if fields[i] == 'result' then result = fields[i + 1] elseif fields[i] == 'result_kind' then kind = fields[i + 1] end
+  end
+  if j.count ~= '' then result, kind = unpack(redis.call('HMGET', H.job(P, j.id), 'result', 'result_kind')) end
   if not result or #result > H.INLINE then return '', 'fetch' end
   return result, kind or ''
 end
 
 -- tells everybody who waits for this job, each on a stream of their own
-function H.tell(P, j, state)
+local function tell(P, j, state, fields)
   local key = P .. 'watchers:' .. j.id
-  local who = redis.call('SMEMBERS', key)
+  local who = j.is_alone and {} or redis.call('SMEMBERS', key)
   local submitter = j.client ~= '' and j.client or nil
   if #who > 0 then
     redis.call('DEL', key)
@@ -75,11 +82,11 @@ function H.tell(P, j, state)
   end
   who[#who + 1] = submitter
   if #who == 0 then return end
-  local result, kind = small_result(P, j)
+  local result, kind = small_result(P, j, fields)
   for _, client in ipairs(who) do
     local done = P .. 'done:' .. client
     redis.call('XADD', done, 'MAXLEN', '~', 100000, '0-*', 'job', j.id, 'state', state, 'kind', kind, 'result', result)
-    redis.call('PEXPIRE', done, 3600000)
+    H.keep(done, 3600000)
   end
 end
 
@@ -101,21 +108,18 @@ function H.finish(P, j, state, reason, fields, now)
     if from == 'queued' then redis.call('ZREM', P .. 'delayed', j.id) end
   end
   H.index(P, j.id, from, state, j.seq)
-  redis.call('ZADD', P .. 'jobs:final', now, j.id)
+  H.place(P .. 'jobs:final', j.id, now)
   H.leave_queue(P, j, now)
   H.leave_gates(P, j, now)
   if state == 'failed' then redis.call('ZADD', P .. 'dead:' .. j.queue, now, j.id) end
   H.event(P, j.id, state)
-  H.tell(P, j, state)
-  H.release_dependents(P, j.id, state, now)
+  tell(P, j, state, fields)
+  if not j.is_alone then H.release_dependents(P, j.id, state, now) end
 end
 
 function H.leave_queue(P, j, now)
-  if redis.call('HINCRBY', P .. 'open', j.queue, -1) <= 0 then redis.call('HDEL', P .. 'open', j.queue) end
-  if redis.call('HINCRBY', P .. 'sigjobs', j.sig, -1) <= 0 then
-    redis.call('HDEL', P .. 'sigjobs', j.sig)
-    redis.call('ZADD', P .. 'idlesigs', now, j.sig)
-  end
+  H.count(P .. 'open', j.queue, -1)
+  if H.count(P .. 'sigjobs', j.sig, -1) <= 0 then redis.call('ZADD', P .. 'idlesigs', now, j.sig) end
 end
 
 -- a job whose cancel was asked for ends so, whatever its attempt came to

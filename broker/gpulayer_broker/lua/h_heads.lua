@@ -82,22 +82,13 @@ function H.put_back(P, sig, owner, prio, entry)
   redis.call('SADD', P .. 'waiting:' .. prio, owner)
 end
 
--- an entry leaves for good, and a stream without entries with it; whether others are left
-local function remove(key, entry)
-  redis.call('XACK', key, 'g', entry)
-  redis.call('XDEL', key, entry)
-  if redis.call('XLEN', key) > 0 then return true end
-  redis.call('DEL', key)
-  return false
-end
-
 -- removes an entry that an attempt held, which is no stream's head
-function H.drop_held(P, sig, owner, prio, entry) remove(H.stream(P, sig, owner, prio), entry) end
+function H.drop_held(P, sig, owner, prio, entry) H.remove_entry(H.stream(P, sig, owner, prio), entry) end
 
 -- removes an entry that may be its stream's head
 function H.drop_entry(P, sig, owner, prio, entry)
   local key = H.stream(P, sig, owner, prio)
-  local left = remove(key, entry)
+  local left = H.remove_now(key, entry)
   local head = redis.call('ZSCORE', P .. 'heads:' .. prio .. ':' .. owner, sig)
   if head and not left then H.set_head(P, sig, owner, prio, nil, nil)
   elseif head and tonumber(head) == seq_of(entry) then H.set_head(P, sig, owner, prio, H.returned(key), H.unread(key)) end

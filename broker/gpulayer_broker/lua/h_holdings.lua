@@ -66,8 +66,8 @@ end
 
 -- frees what an attempt holds; true if others on the node could use it
 function H.free(P, j, ref)
-  redis.call('SREM', P .. 'running:' .. j.worker, j.id)
-  redis.call('ZREM', P .. 'leases', j.id)
+  H.belong(P .. 'running:' .. j.worker, j.id, false)
+  H.place(P .. 'leases', j.id, nil)
   if j.ride ~= '' then
     if H.leave_ride(P, j) then return false end
     ref = j.ride

@@ -111,9 +111,9 @@ local function write_record(P, b, g, seq, phase, entry, queued_ms, now)
 end
 
 local function enter_counts(P, b, seq)
-  redis.call('ZADD', P .. 'jobs:queued', seq, b.id)
-  redis.call('HINCRBY', P .. 'open', b.queue, 1)
-  if redis.call('HINCRBY', P .. 'sigjobs', b.sig, 1) == 1 then redis.call('ZREM', P .. 'idlesigs', b.sig) end
+  H.place(P .. 'jobs:queued', b.id, seq)
+  H.count(P .. 'open', b.queue, 1)
+  if H.count(P .. 'sigjobs', b.sig, 1) == 1 then redis.call('ZREM', P .. 'idlesigs', b.sig) end
   if b.idem ~= '' then redis.call('SET', P .. 'idem:' .. b.idem, b.id .. ' ' .. b.digest) end
 end
 

@@ -45,7 +45,9 @@ function H.fill_ride(P, c, lane, entry, first, token, most, assign)
   local others = count > 0 and followers(P, line, lane, entry, count) or {}
   if #others > 0 then
     redis.call('XREADGROUP', 'GROUP', 'g', 'held', 'COUNT', #others, 'STREAMS', line, '>')
-    for _, other in ipairs(others) do assign(other[1], other[2], other[3], ride) end
+    H.together(function()
+      for _, other in ipairs(others) do assign(other[1], other[2], other[3], ride) end
+    end)
     H.set_head(P, c.sig, c.owner, c.prio, nil, H.unread(line))
   end
   redis.call('HSET', P .. 'rides', ride, #others + 1)
@@ -55,17 +57,16 @@ end
 
 -- a call leaves its ride; whether the ride's slot is held for others still
 function H.leave_ride(P, j)
-  redis.call('HDEL', H.job(P, j.id), 'ride')
-  if redis.call('HINCRBY', P .. 'rides', j.ride, -1) > 0 then return true end
-  redis.call('HDEL', P .. 'rides', j.ride)
-  return false
+  return H.count(P .. 'rides', j.ride, -1) > 0
 end
 
--- what a call of the lane took, told by its worker; one that wrote something, or left files, keeps its lane to single calls
-function H.note_lane(P, lane, us)
+-- what calls of the lane took, told by their worker; one that wrote something, or left files, keeps its lane to single calls
+function H.note_lane(P, lane, times)
   local key = P .. 'lane:' .. lane
   local known = redis.call('GET', key)
-  local old, mean = tonumber(known or nil), NOT_QUIET
-  if us >= 0 and known ~= NOT_QUIET then mean = string.format('%.1f', old and (old + us) / 2 or us) end
-  redis.call('SET', key, mean, 'PX', LANE_MS)
+  local mean, is_quiet = tonumber(known or nil), known ~= NOT_QUIET
+  for _, us in ipairs(times) do
+    if us >= 0 then mean = mean and (mean + us) / 2 or us else is_quiet = false end
+  end
+  redis.call('SET', key, is_quiet and string.format('%.1f', mean) or NOT_QUIET, 'PX', LANE_MS)
 end
