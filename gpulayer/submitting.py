@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import groupby, islice
+from math import ceil
 from typing import NamedTuple
 
 from gpulayer.advising import Adviser
@@ -246,6 +247,7 @@ class Submitter:
             permit=plan.permit,
             rate=plan.rate,
             keep_ms=plan.keep_ms,
+            timeout_ms=ceil((spec.timeout_s or 0) * 1000),
             lane="" if order.count or plan.retries else lane_of(spec),
         )
 

@@ -34,6 +34,7 @@ SETTINGS = {
     "probe_limit_s": "how long a look at the machine's devices may take",
     "probe_every_s": "how often a worker looks at its devices",
     "lost_workers": "the loss that ends a job as `worker_lost`",
+    "earmark_s": "how long a job that lacks room on every worker it fits waits until one is kept for it, `0` for ever",
     "placement": "which of the workers that fit is woken first: `spread` the least busy, `pack` the busiest",
     "argument_inline_bytes": "pickled arguments up to this travel in the record, larger ones in the store",
     "argument_blob_bytes": "the most that a call's pickled arguments, or its function, may have",
@@ -244,7 +245,7 @@ def settings_page() -> str:
             "folder or the nearest one above (if nobody else can write it), `~/.config/gpulayer/config.toml`, the\n"
             'default. A file\'s unknown key is an error. Durations are seconds or `"5m"`, sizes bytes or `"64MiB"`.\n',
             table(("setting", "variable", "default", "meaning"), rows),
-            "`lease_s`, `job_keep_s`, `result_keep_s`, `log_tail_bytes`, `lost_workers`, `placement` and\n"
+            "`lease_s`, `job_keep_s`, `result_keep_s`, `log_tail_bytes`, `lost_workers`, `earmark_s`, `placement` and\n"
             "`queued_jobs` are kept by the queue, for all of a namespace: when leases are judged and records leave\n"
             "is the same whoever keeps its clock. The private set-up writes its own whenever its server starts; a\n"
             "worker that starts writes those of its own that differ from the defaults. Clients write none.\n",

@@ -17,6 +17,7 @@ from tests.snapshot import Snapshot, Stream, under
 
 HELD, RETURNED = "held", "returned"
 MAX_LOSSES = 3
+MAX_EARMARKS = 64
 Job = dict[str, str]
 
 
@@ -28,6 +29,7 @@ def violations(s: Snapshot) -> list[str]:
         _places,
         _holders,
         _ledgers,
+        _earmarks,
         _capacity,
         _counters,
         _streams,
@@ -150,7 +152,12 @@ def _ledgers(s: Snapshot) -> Iterator[str]:
     yield from _differ(
         "running:", set(_members(s.sets, "running:")), {(j["worker"], job) for job, j in alive.items()}
     )
-    held = {(node, r): text for node, refs in under(s.hashes, "held:") for r, text in refs.items()}
+    held = {
+        (node, r): text
+        for node, refs in under(s.hashes, "held:")
+        for r, text in refs.items()
+        if r != "earmark"
+    }
     expected = {(j["node"], name): _holding(j) for name, j in slots(s).items()}
     yield from _differ("held:", set(held.items()), set(expected.items()))
     devices = {
@@ -162,6 +169,30 @@ def _ledgers(s: Snapshot) -> Iterator[str]:
     yield from _differ("rides", _numbers(s, "rides"), dict(rides))
     owners = Counter(j["owner"] for j in slots(s).values())
     yield from _differ("owners", _numbers(s, "owners"), dict(owners))
+
+
+def _earmarks(s: Snapshot) -> Iterator[str]:
+    """What a machine is kept for waits, knows it, and is one job a machine, one machine a job, 64 at most; the worker
+    is of that machine and takes jobs (I5, I9)."""
+    listed = {node: text.split(" ")[0] for node, text in s.hashes.get("earmarks", {}).items()}
+    kept = {node: refs["earmark"].split(" ") for node, refs in under(s.hashes, "held:") if "earmark" in refs}
+    yield from _differ("earmarks", listed, {node: words[1] for node, words in kept.items()})
+    yield from _differ(
+        "earmark", listed, {j["earmark"]: job for job, j in s.jobs.items() if j.get("earmark")}
+    )
+    if len(listed) > MAX_EARMARKS:
+        yield f"{len(listed)} machines are kept"
+    for node, (_, job, sig, owner, prio, worker, *_) in kept.items():
+        j, w = s.job(job), s.hashes.get(f"worker:{worker}", {})
+        if (sig, owner, prio) != (j.get("sig"), j.get("owner"), j.get("prio")) or not _can_be_taken(j):
+            yield f"{node} is kept for {job}, which is {j}"
+        if (w.get("node"), w.get("state")) != (node, "online"):
+            yield f"{node} is kept at {worker}, which is {w.get('state')} on {w.get('node')}"
+
+
+def _can_be_taken(j: Job) -> bool:
+    """Whether it waits for a worker: a job that is queued, an array with items left."""
+    return bool(j.get("entry")) and (j.get("state") == QUEUED or "count" in j)
 
 
 def _holding(j: Job) -> str:

@@ -38,7 +38,8 @@ class Submission:
 
     `client` is told when it ends; `digest` is compared under one idempotency key; `after` are jobs that have to end
     first (`after_policy` succeeded or ended); `permit` is `key=limit`, `rate` is `key=limit/window_ms`; `keep_ms` is
-    how long its result is kept, 0 for the namespace's own time; calls of one `lane` may be granted together.
+    how long its result is kept, 0 for the namespace's own time; calls of one `lane` may be granted together;
+    `timeout_ms` is what ends an attempt, 0 for nothing.
     """
 
     id: str
@@ -63,9 +64,10 @@ class Submission:
     rate: str = ""
     keep_ms: int = 0
     lane: str = ""
+    timeout_ms: int = 0
 
     def block(self) -> tuple[Arg, ...]:
-        """The twenty-two values of a submit block (lua/h_queueing.lua)."""
+        """The twenty-three values of a submit block (lua/h_queueing.lua)."""
         return self._common() + self._rare()
 
     def short_block(self) -> tuple[Arg, ...]:
@@ -101,6 +103,7 @@ class Submission:
             self.permit,
             self.rate,
             self.keep_ms,
+            self.timeout_ms,
         )
 
 

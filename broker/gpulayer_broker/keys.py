@@ -39,14 +39,14 @@ TABLE = (
         "hash",
         "permanent",
         "the namespace's own settings: placement, max_queued, lost_workers, log_tail, and how long a lease, "
-        "a record and a result last",
+        "a record, a result and the wait for an earmark last",
     ),
     KeyKind("seq", "string", "permanent", "counter: the age of everything"),
     KeyKind(
         "clock",
         "hash",
         "permanent",
-        "last tick, floor of leases after an outage, how far results were dropped",
+        "last tick, last look for earmarks, floor of leases after an outage, how far results were dropped",
     ),
     KeyKind("job:<id>", "hash", "job", "the record: spec, signature, state, token, times, result"),
     KeyKind(
@@ -72,7 +72,10 @@ TABLE = (
     KeyKind("workers", "zset", "bounded", "worker → last sign of life"),
     KeyKind("running:<worker>", "set", "waiting", "jobs that the worker holds"),
     KeyKind("siblings:<node>", "set", "node", "workers of one machine"),
-    KeyKind("held:<node>", "hash", "waiting", "job/token → worker, CPU and memory lots"),
+    KeyKind(
+        "held:<node>", "hash", "waiting", "job/token → worker, CPU and memory lots; earmark → what is kept"
+    ),
+    KeyKind("earmarks", "hash", "waiting", "node that is kept for a job → that job, since when it has room"),
     KeyKind("device:<uuid…>", "hash", "waiting", "share → job/token and declared memory"),
     KeyKind("rides", "hash", "waiting", "ride (id/token of its first call) → calls that hold its slot"),
     KeyKind(

@@ -325,6 +325,7 @@ def _kept_by_the_queue(settings: Settings) -> dict[str, str | int]:
         "log_tail": settings.log_tail_bytes,
         "placement": settings.placement,
         "lease_ms": int(settings.lease_s * 1000),
+        "earmark_ms": int(settings.earmark_s * 1000),
         "job_keep_ms": int(settings.job_keep_s * 1000),
         "result_keep_ms": int(settings.result_keep_s * 1000),
     }

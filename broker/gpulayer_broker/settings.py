@@ -51,6 +51,7 @@ class Settings:
     probe_limit_s: float = 10.0
     probe_every_s: float = 60.0
     lost_workers: int = 3
+    earmark_s: float = 60.0
     placement: str = "spread"
 
     argument_inline_bytes: int = MIB
@@ -273,6 +274,7 @@ _LEAST: dict[str, float] = {
     "probe_limit_s": 0.1,
     "probe_every_s": 0.1,
     "lost_workers": 1,
+    "earmark_s": 0,
     "argument_inline_bytes": 1024,
     "log_tail_bytes": 4096,
     "queued_jobs": 1,

@@ -91,6 +91,7 @@ def test_whoever_changes_nothing_writes_nothing(hand: Hand, queue: Queue) -> Non
         "max_queued": "2000000",
         "log_tail": "1048576",
         "lease_ms": "60000",
+        "earmark_ms": "60000",
         "job_keep_ms": "2592000000",
         "result_keep_ms": "604800000",
     }

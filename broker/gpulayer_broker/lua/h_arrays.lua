@@ -183,6 +183,7 @@ end
 function H.cancel_array(P, a, now)
   if a.cancel ~= '' then return {'asked'} end
   redis.call('HSET', H.job(P, a.id), 'cancel', now, 'entry', '')
+  if a.earmark ~= '' then H.lift(P, a.earmark, a.id, now) end
   if a.entry ~= '' then H.drop_entry(P, a.sig, a.owner, a.prio, a.entry) end
   a.entry, a.cancel = '', tostring(now)
   for _, chunk in ipairs(redis.call('SMEMBERS', P .. 'chunks:' .. a.id)) do

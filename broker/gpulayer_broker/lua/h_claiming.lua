@@ -2,7 +2,7 @@
 -- starves another. Used by claim, by commit (its next claim) and by nothing else.
 
 -- the oldest job of one owner that fits: the 64 oldest heads, then the class's own signatures
-local function oldest(P, heads, class, room)
+local function oldest(P, heads, class, room, may)
   local function candidate(sig)
     local need = H.amounts(sig)
     if not need then return nil end
@@ -14,7 +14,7 @@ local function oldest(P, heads, class, room)
   local h = redis.call('ZRANGE', heads, 0, 63, 'WITHSCORES')
   for i = 1, #h, 2 do
     local c = candidate(h[i])
-    if c then c.seq = tonumber(h[i + 1]); return c end
+    if c and (not may or may(h[i], tonumber(h[i + 1]))) then c.seq = tonumber(h[i + 1]); return c end
   end
   if #h < 128 then return nil end
   local sigs, best = redis.call('HKEYS', P .. 'fits:' .. class), nil
@@ -24,7 +24,7 @@ local function oldest(P, heads, class, room)
       local seq = scores[k] and tonumber(scores[k])
       if seq and (not best or seq < best.seq) then
         local c = candidate(sigs[i + k - 1])
-        if c then c.seq = seq; best = c end
+        if c and (not may or may(sigs[i + k - 1], seq)) then c.seq = seq; best = c end
       end
     end
   end
@@ -32,7 +32,7 @@ local function oldest(P, heads, class, room)
 end
 
 -- owners with waiting work, the one who holds least first
-local function owners_by_share(P, prio)
+function H.owners_by_share(P, prio)
   local who = redis.call('SRANDMEMBER', P .. 'waiting:' .. prio, 64)
   if #who < 2 then return who, {} end
   local held, counts = redis.call('HMGET', P .. 'owners', unpack(who)), {}
@@ -41,13 +41,16 @@ local function owners_by_share(P, prio)
   return who, counts
 end
 
-function H.pick(P, class, room)
-  for _, prio in ipairs(H.PRIORITIES) do
-    local who, counts = owners_by_share(P, prio)
+-- of these places among the priorities (all, where none is named), and only what `may` allows of signature, owner, priority and age
+function H.pick(P, class, room, first, last, may)
+  for i = first or 1, last or #H.PRIORITIES do
+    local prio = H.PRIORITIES[i]
+    local who, counts = H.owners_by_share(P, prio)
     local best
     for _, owner in ipairs(who) do
       if best and counts[owner] > counts[best.owner] then break end
-      local c = oldest(P, P .. 'heads:' .. prio .. ':' .. owner, class, room)
+      local may_its = may and function(sig, seq) return may(sig, owner, prio, seq) end
+      local c = oldest(P, P .. 'heads:' .. prio .. ':' .. owner, class, room, may_its)
       if c and (not best or c.seq < best.seq) then
         c.owner, c.prio, best = owner, prio, c
       end
@@ -100,7 +103,7 @@ end
 -- what a grant tells of the record; nothing of it but its entry is known to be there
 function H.facts(P, id)
   return redis.pcall('HMGET', H.job(P, id), 'state', 'prepare', 'seq', 'attempt', 'count', 'queue', 'lane', 'losses', 'options', 'spec',
-                     'queued_ms', 'cancel')
+                     'queued_ms', 'cancel', 'earmark')
 end
 
 local function next_token(o, v, n)
@@ -126,6 +129,7 @@ local function grant(P, o, w, room, c, out, now)
   local id, entry, is_new = H.take(P, c.sig, c.owner, c.prio, c.seq)
   if not id then return false end
   local v = H.facts(P, id)
+  if v[13] then H.lift_granted(P, w, room, id, v[13], now) end
   if not v.err and v[5] and (v[1] == 'queued' or v[1] == 'running') and tonumber(v[3]) then
     local chunk, its = H.grant_chunk(P, o, w, room, c, #out, id, entry, {state = v[1], seq = v[3], count = v[5], queue = v[6]}, now)
     out[#out + 1] = chunk and described(P, chunk, its)
@@ -160,9 +164,10 @@ function H.claim(P, o, now)
   local out, took, names = {}, {}, {}
   if w.state == 'online' and w.quarantined <= now then
     local room = H.room(P, o, w)
+    if room.earmark then H.heed(P, o, w, room, now) end
     local tries, slots, c = 0, 0, nil
     while slots < o.max do
-      c = H.pick(P, w.class, room)
+      c = room.earmark and H.pick_beside(P, w, room, now) or not room.earmark and H.pick(P, w.class, room) or nil
       if not c or tries == o.max + 8 then break end
       tries = tries + 1
       if grant(P, o, w, room, c, out, now) then

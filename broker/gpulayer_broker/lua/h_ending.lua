@@ -1,7 +1,8 @@
 -- Shared: how an attempt or a job ends. Every road out of `scheduled` and `running` goes through H.finish or H.again.
 
 local FIELDS = {'state', 'seq', 'sig', 'owner', 'prio', 'queue', 'attempt', 'kind', 'client', 'token', 'worker', 'node', 'lots',
-                'entry', 'cancel', 'count', 'ended_token', 'policy', 'permit', 'keep_ms', 'ranks', 'lane', 'ride'}
+                'entry', 'cancel', 'count', 'ended_token', 'policy', 'permit', 'keep_ms', 'ranks', 'lane', 'ride',
+                'earmark'}
 local OF_CHUNKS = {'parent', 'from', 'to'}
 
 -- the fields of a job that transitions need; nil where there is no such job. A chunk is told by its id
@@ -93,6 +94,7 @@ end
 -- a final state: indexes, counters, logs, waiters. `fields` are name, value, … for the record, which the call takes over
 function H.finish(P, j, state, reason, fields, now)
   if j.parent ~= '' then return H.end_chunk(P, j, state, reason, fields, now) end
+  if j.earmark ~= '' then H.lift(P, j.earmark, j.id, now) end
   local from, n = j.state, #fields
   if j.kind == 'message' then H.expire(P, j, state, fields, now)
   elseif j.keep_ms ~= '' then redis.call('ZADD', P .. 'expiring', now + j.keep_ms, j.id) end

@@ -1,5 +1,6 @@
--- Shared: who holds what. held:<node> keeps the CPU and memory lots of each attempt, device:<uuid> the shares of a device
--- (whichever node or worker offers it). What is free is computed in the call from these, never stored.
+-- Shared: who holds what. held:<node> keeps the CPU and memory lots of each attempt, and beside them what is kept for a job that
+-- waits (h_earmarks.lua), device:<uuid> the shares of a device (whichever node or worker offers it). What is free is computed in
+-- the call from these, never stored.
 
 -- a worker's offer, as claim and commit carry it:
 -- worker, incarnation, max, nonce, lease_ms, disk_mib, n, then n times uuid, share, group, free_mib
@@ -37,14 +38,20 @@ end
 
 -- room of an offer: what this worker could still take, by its own slots and by its node
 function H.room(P, o, w)
-  local mine, cpus, memory = w.slots, w.cpus, w.memory
+  local mine, cpus, memory, earmark = w.slots, w.cpus, w.memory, nil
   local held = redis.call('HVALS', P .. 'held:' .. w.node)
   for i = 1, #held do
     local who, c, m = string.match(held[i], '^(%S+) (%d+) (%d+)$')
-    cpus, memory = cpus - c, memory - m
-    if who == o.worker then mine = mine - c end
+    if who then
+      cpus, memory = cpus - c, memory - m
+      if who == o.worker then mine = mine - c end
+    else
+      earmark = H.earmark(held[i]) or H.fail(P .. 'held:' .. w.node, held[i])
+    end
   end
-  return {cpus = math.min(mine, cpus), memory = memory, disk = o.disk, lots = H.free_lots(P, o.lots)}
+  local room = {cpus = math.min(mine, cpus), memory = memory, disk = o.disk, lots = H.free_lots(P, o.lots)}
+  if earmark then H.keep_room(room, earmark, o.worker, mine, cpus) end
+  return room
 end
 
 function H.hold(P, o, w, room, need, lots, id, token)

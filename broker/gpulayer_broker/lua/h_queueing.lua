@@ -1,21 +1,21 @@
--- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is twenty-two values:
+-- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is twenty-three values:
 -- id, sig, owner, prio, queue, client, kind, name, options, spec, lane (h_rides.lua; '' for none), and what few jobs have: delay_ms,
 -- prepare, on_outage, idem, digest, count (calls that an array stands for, 0 for a plain job), after (ids, comma between), policy
 -- ('succeeded' or 'ended'), permit (`key=limit`), rate (`key=limit/window_ms`), keep_ms (how long its result is kept, 0 for the
--- namespace's own time). A call that ends with its block may leave these eleven out.
+-- namespace's own time), timeout_ms (that ends an attempt, 0 for none). A call that ends with its block may leave these twelve out.
 
-H.BLOCK = 22
+H.BLOCK = 23
 
 function H.block(A, i)
   local b = {id = A[i], sig = A[i + 1], owner = A[i + 2], prio = A[i + 3], queue = A[i + 4], client = A[i + 5], kind = A[i + 6],
              name = A[i + 7], options = A[i + 8], spec = A[i + 9], lane = A[i + 10], delay = 0, prepare = '0', on_outage = '',
-             idem = '', digest = '', count = 0, after = '', policy = '', permit = '', rate = '', keep = 0}
+             idem = '', digest = '', count = 0, after = '', policy = '', permit = '', rate = '', keep = 0, timeout = 0}
   b.is_plain = not A[i + 11]
   if b.is_plain then return b end
   b.delay, b.prepare, b.on_outage, b.digest = tonumber(A[i + 11]), A[i + 12], A[i + 13], A[i + 15]
   if A[i + 14] ~= '' then b.idem = b.owner .. '/' .. A[i + 14] end
   b.count, b.after, b.policy, b.permit, b.rate = tonumber(A[i + 16]), A[i + 17], A[i + 18], A[i + 19], A[i + 20]
-  b.keep = tonumber(A[i + 21])
+  b.keep, b.timeout = tonumber(A[i + 21]), tonumber(A[i + 22])
   return b
 end
 
@@ -36,6 +36,7 @@ local function wrong_rarities(b)
   if b.rate ~= '' and not string.find(b.rate, '^[^%s:]+=[1-9]%d*/[1-9]%d*$') then return 'rate ' .. b.rate end
   if b.policy ~= '' and b.policy ~= 'succeeded' and b.policy ~= 'ended' then return 'policy ' .. b.policy end
   if not b.keep or b.keep < 0 or b.keep ~= b.keep then return 'keep' end
+  if not b.timeout or b.timeout < 0 or b.timeout ~= b.timeout then return 'timeout' end
   if not b.delay or b.delay < 0 or b.delay ~= b.delay then return 'delay' end
   return nil
 end
@@ -93,6 +94,7 @@ local function rare_fields(b, g)
   if b.prepare == '1' then add('prepare', '1') end
   if b.count > 0 then add('count', b.count) end
   if b.keep > 0 then add('keep_ms', b.keep) end
+  if b.timeout > 0 then add('timeout_ms', b.timeout) end
   if b.on_outage ~= '' then add('on_outage', b.on_outage) end
   if b.idem ~= '' then add('idem', b.idem) end
   if b.after ~= '' then add('after', b.after); add('policy', b.policy); add('waits', #g.open) end

@@ -4,8 +4,9 @@
 -- job, or whose answer hands the bell on. So whoever makes a job runnable rings one worker. Whoever frees room rings its worker,
 -- if that does not claim in the same call or send, and notes the room of others on the node as unknown, which counts as room for anything.
 -- Whoever answers a bell with another job, or none, or late, or leaves, hands it on; whoever was silent too long to be rung is
--- rung when it is heard again. Looked at are 64 owners a priority and 256 idle workers a class: what lies beyond them waits for
--- the claim that every worker makes unasked after a heartbeat and a half.
+-- rung when it is heard again. What an earmark keeps for another job is no room (h_earmarks.lua); when it goes, that counts as
+-- room that came free. Looked at are 64 owners a priority and 256 idle workers a class: what lies beyond them waits for the claim
+-- that every worker makes unasked after a heartbeat and a half.
 
 H.RING_MS = 500
 H.NEIGHBOURS = '*'                               -- instead of a signature: look at what came free here, then let the next look
@@ -17,23 +18,35 @@ function H.idle_remove(P, class, w)
   if redis.call('EXISTS', P .. 'idle:' .. class) == 0 then redis.call('SREM', P .. 'idleclasses', class) end
 end
 
-function H.idle_add(P, class, w, room)
+local function as_text(room)
   local text = {room.cpus, room.memory, room.disk}
   for _, lot in ipairs(room.lots) do text[#text + 1] = lot.uuid .. '|' .. lot.group .. '|' .. lot.free end
-  redis.call('HSET', P .. 'room', w, table.concat(text, ' '))
+  return table.concat(text, ' ')
+end
+
+function H.idle_add(P, class, w, room)
+  redis.call('HSET', P .. 'room', w, H.room_text(room, as_text))
   redis.call('ZADD', P .. 'idle:' .. class, redis.call('SCARD', P .. 'running:' .. w), w)
   redis.call('SADD', P .. 'idleclasses', class)
 end
 
-function H.room_of(P, w)
-  local text = redis.call('HGET', P .. 'room', w)
-  if not text then return nil end
-  if text == '?' then return {unknown = true} end
+local function from_text(text)
   local cpus, memory, disk, rest = string.match(text, '^(%-?%d+) (%-?%d+) (%-?%d+)(.*)$')
   local room = {cpus = tonumber(cpus), memory = tonumber(memory), disk = tonumber(disk), lots = {}}
   for uuid, group, free in string.gmatch(rest, ' ([^| ]+)|(%d+)|(%-?%d+)') do
     room.lots[#room.lots + 1] = {uuid = uuid, group = group, free = tonumber(free)}
   end
+  return room
+end
+
+-- what others may have of it, and where something is kept: `all` of it, for what the earmark lets pass (h_earmarks.lua)
+function H.room_of(P, w)
+  local text = redis.call('HGET', P .. 'room', w)
+  if not text then return nil end
+  if text == '?' then return {unknown = true} end
+  local free, all, prio, until_ms = string.match(text, '^(.-);(.-);(%d) (%d+)$')
+  local room = from_text(free or text)
+  if all then room.all, room.prio, room.until_ms = from_text(all), tonumber(prio), tonumber(until_ms) end
   return room
 end
 
@@ -72,7 +85,7 @@ function H.ring_class(P, class, sig, need, now, except)
   for _, w in ipairs(some) do
     if w ~= except then
       local room = H.room_of(P, w)
-      if room and (room.unknown or H.fit(room, need, groups)) then
+      if room and (room.unknown or H.fit(room, need, groups) or (room.all and H.passes(P, room, sig, need, groups, now))) then
         if H.fresh(P, w, now) then
           H.wake(P, class, w, sig, now)
           return w
@@ -132,14 +145,22 @@ local function ring_unknown(P, node, now)
   end
 end
 
--- others on the same node see what came free: at once where something waits, else with the next job that may fit them
-function H.poke_siblings(P, node, except, now)
-  if redis.call('SCARD', P .. 'siblings:' .. node) < 2 then return end
+-- the rooms of a node's idle workers are no longer what was written down
+function H.doubt_rooms(P, node, except)
   local all, rooms = rooms_of(P, node)
   for i, w in ipairs(all) do
     if w ~= except and rooms[i] then redis.call('HSET', P .. 'room', w, '?') end
   end
+end
+
+-- a node's workers see what came free: at once where something waits, else with the next job that may fit them
+function H.poke_node(P, node, except, now)
+  H.doubt_rooms(P, node, except)
   ring_unknown(P, node, now)
+end
+
+function H.poke_siblings(P, node, except, now)
+  if redis.call('SCARD', P .. 'siblings:' .. node) > 1 then H.poke_node(P, node, except, now) end
 end
 
 -- the bell that a worker did not follow goes to another

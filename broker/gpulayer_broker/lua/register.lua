@@ -34,6 +34,7 @@ register('register', {'allow-oom'}, function(K, A)
     redis.call('DEL', P .. 'inbox:' .. w)
   end
   if before[2] then H.idle_remove(P, before[2], w) end
+  H.lift_of(P, w, before[3], now)
   if before[3] and before[3] ~= A[2] then redis.call('SREM', P .. 'siblings:' .. before[3], w) end
   redis.call('HSET', key, 'node', A[2], 'incarnation', A[3], 'class', class, 'slots', A[5], 'cpus', A[6], 'memory', A[7],
              'heartbeat_ms', A[8], 'grace_ms', A[9], 'info', A[10], 'state', 'online', 'since_ms', now)

@@ -1,5 +1,5 @@
 -- tick: what falls due: delayed jobs become runnable, leases that ran out are reaped, unanswered rings go to another worker,
---   what is past its retention leaves.
+--   what is past its retention leaves, a job that small ones keep from its turn has a machine kept for it (h_earmarks.lua).
 -- Guarantee: at most 100 of each a call; after an outage (no tick for a while, or a clock that jumped) every lease is first given
 --   its full length once, so an outage alone loses no job.
 -- How long a lease, a record and a result last is the namespace's own affair (`config`), whoever calls.
@@ -130,5 +130,6 @@ register('tick', {'allow-oom'}, function(K, A)
   local purged, faded, more = purge(P, now, tonumber(A[1] or keep), tonumber(A[2] or keep_results))
   if H.retire_idle(P, now - H.DAY_MS, BATCH) == BATCH then more = true end
   if not out then forget_silent(P, now) end
-  return {more and 0 or math.min(next_due(P, now), math.floor(lease / 3)), reaped, rung, purged, faded}
+  local look = not out and H.look_at_earmarks(P, now) or lease
+  return {more and 0 or math.min(next_due(P, now), math.floor(lease / 3), look), reaped, rung, purged, faded}
 end)

@@ -1,0 +1,165 @@
+-- Shared: earmarks. A ready job that fits a worker but never what is free there would wait for ever behind small ones that fill
+-- every gap. Once it has waited for `earmark_ms` (60 s; 0 for never) and is the job that the worker would take if it were empty,
+-- `tick` keeps the worker's machine for it: what it needs of that machine is granted to nobody else, but for more important jobs
+-- and for those whose timeout ends before the job could begin anyhow. What lies beyond that goes on being granted.
+-- At most one earmark a machine, one a job, 64 in all. It goes with the job's grant (whoever grants it), cancel or end, and when
+-- the worker drains, leaves, begins anew, is set aside or is silent; whoever's room was withheld is rung then.
+-- This file: what they keep. h_earmarking.lua: who gets one.
+-- earmarks: machine -> job, and since when there has been room for it, 0 for never; the job's field `earmark`: its machine;
+-- held:<node>, beside the holdings, so that a claim reads it with them: earmark -> `earmark <job> <sig> <owner> <prio> <worker>
+-- <until_ms> <devices>`. until_ms: when all that ran there at first ends at the latest, 0 where that is not known; the devices
+-- are chosen by the worker's own claims.
+
+local FIELD = 'earmark'
+
+function H.earmark(text)
+  local job, sig, owner, prio, worker, til, devices = string.match(text, '^earmark (%S+) (%S+) (%S+) (%d) (%S+) (%d+) (%S*)$')
+  if not job then return nil end
+  return {job = job, sig = sig, owner = owner, prio = tonumber(prio), worker = worker, until_ms = tonumber(til), devices = devices}
+end
+
+function H.earmark_of(P, node)
+  local text = redis.call('HGET', P .. 'held:' .. node, FIELD)
+  return text and H.earmark(text)
+end
+
+function H.write_earmark(P, node, e)
+  redis.call('HSET', P .. 'held:' .. node, FIELD, table.concat({'earmark', e.job, e.sig, e.owner, e.prio, e.worker,
+             string.format('%d', e.until_ms), e.devices}, ' '))
+end
+
+-- the earmark of a machine goes, if it is this job's: what was withheld is there for all
+function H.lift(P, node, job, now)
+  redis.call('HDEL', H.job(P, job), FIELD)
+  local e = H.earmark_of(P, node)
+  if e and e.job ~= job then return end
+  redis.call('HDEL', P .. 'earmarks', node)
+  if redis.call('HDEL', P .. 'held:' .. node, FIELD) == 1 then H.poke_node(P, node, nil, now) end
+end
+
+-- a worker that leaves its machine, or takes nothing, has nothing kept for anybody
+function H.lift_of(P, w, node, now)
+  local e = node and H.earmark_of(P, node)
+  if e and e.worker == w then H.lift(P, node, e.job, now) end
+end
+
+-- the job that is being granted needs no earmark any more, on this worker's machine or another
+function H.lift_granted(P, w, room, job, node, now)
+  H.lift(P, node, job, now)
+  if w.node == node then room.earmark = nil end
+end
+
+-- a claim's room on a machine with an earmark
+function H.keep_room(room, e, worker, mine, cpus)
+  local need = H.amounts(e.sig)
+  room.earmark, room.is_at = e, e.worker == worker
+  room.kept_cpus = room.is_at and need.cpus or room.cpus - math.min(mine, cpus - need.cpus)
+end
+
+-- the devices that the job is to have: what it could take now, then what others hold, by name; nil where there are too few
+local function choose(o, room, need, groups)
+  local able, chosen, seen = {}, {}, {}
+  local function add(lots)
+    local found = {}
+    for _, lot in ipairs(lots) do
+      if lot.free >= need.vram and string.find(',' .. groups .. ',', ',' .. lot.group .. ',', 1, true) and not seen[lot.uuid] then
+        seen[lot.uuid] = true
+        found[#found + 1] = lot.uuid
+      end
+    end
+    table.sort(found)
+    for _, uuid in ipairs(found) do able[#able + 1] = uuid end
+  end
+  add(room.lots)
+  add(o.lots)
+  for i = 1, need.letter == 'g' and need.gpus or 0 do
+    if not able[i] then return nil end
+    chosen[i] = able[i]
+  end
+  return table.concat(chosen, ',')
+end
+
+-- the worker that an earmark is at sees whether it could ever serve it, and which devices are to come free for it
+local function renew_choice(P, o, w, room, now)
+  local e = room.earmark
+  local groups = redis.call('HGET', P .. 'fits:' .. w.class, e.sig)
+  local devices = groups and choose(o, room, H.amounts(e.sig), groups)
+  if not devices then
+    redis.call('HSET', P .. 'worker:' .. o.worker, 'no_earmark_until', now + H.config(P, 'earmark_ms', 60000))
+    return false
+  end
+  if devices ~= e.devices then
+    e.devices = devices
+    H.write_earmark(P, w.node, e)
+  end
+  return true
+end
+
+-- a claim on a machine with an earmark: whether that still stands, and what of this room it leaves to others
+function H.heed(P, o, w, room, now)
+  local e = room.earmark
+  local stands = redis.call('HGET', H.job(P, e.job), FIELD) == w.node
+  if not stands or (e.worker == o.worker and not renew_choice(P, o, w, room, now)) then
+    H.lift(P, w.node, e.job, now)
+    room.earmark = nil
+  end
+end
+
+-- what others may have of a room; who needs nothing of an amount may pass where nothing of it is left
+local function beside(room)
+  local e, need, lots, kept = room.earmark, H.amounts(room.earmark.sig), {}, {}
+  for uuid in string.gmatch(e.devices, '[^,]+') do kept[uuid] = true end
+  for _, lot in ipairs(room.lots) do
+    if not kept[lot.uuid] then lots[#lots + 1] = lot end
+  end
+  return {cpus = math.max(0, room.cpus - room.kept_cpus), memory = math.max(0, room.memory - need.memory), lots = lots,
+          disk = math.max(0, room.disk - (room.is_at and need.disk or 0))}
+end
+
+local function in_turn(P, w, room)
+  local e = room.earmark
+  local need, groups = H.amounts(e.sig), redis.call('HGET', P .. 'fits:' .. w.class, e.sig)
+  local lots = groups and H.fit(room, need, groups)
+  local seq = lots and redis.call('ZSCORE', P .. 'heads:' .. e.prio .. ':' .. e.owner, e.sig)
+  if not seq then return nil end
+  return {sig = e.sig, need = need, lots = lots, seq = tonumber(seq), owner = e.owner, prio = H.PRIORITIES[e.prio + 1]}
+end
+
+-- whether the oldest job of a line ends, by its timeout, before that time; what takes time before it begins does not
+local function is_short(P, sig, owner, prio, seq, until_ms, now)
+  local entry = string.format('%d-0', seq)
+  local e = redis.call('XRANGE', H.stream(P, sig, owner, prio), entry, entry)
+  local v = e[1] and redis.pcall('HMGET', H.job(P, e[1][2][2]), 'timeout_ms', 'prepare', 'count', 'lane')
+  local timeout = v and not v.err and tonumber(v[1] or nil)
+  return timeout and not v[2] and not v[3] and not v[4] and now + timeout <= until_ms
+end
+
+-- what a worker takes next on a machine with an earmark
+function H.pick_beside(P, w, room, now)
+  local e = room.earmark
+  local after = e.prio + 1
+  local c = H.pick(P, w.class, room, 1, e.prio) or in_turn(P, w, room) or H.pick(P, w.class, beside(room), after)
+  if c or e.until_ms <= now then return c end
+  return H.pick(P, w.class, room, after, nil, function(sig, owner, prio, seq)
+    return is_short(P, sig, owner, prio, seq, e.until_ms, now)
+  end)
+end
+
+-- what is written down of an idle worker's room: what others may have, and behind it all of it, for those that the earmark lets pass
+function H.room_text(room, as_text)
+  if not room.earmark then return as_text(room) end
+  return as_text(beside(room)) .. ';' .. as_text(room) .. ';' .. room.earmark.prio .. ' ' .. string.format('%d', room.earmark.until_ms)
+end
+
+-- whether a job of the signature waits that may have all the room of a machine with an earmark
+function H.passes(P, room, sig, need, groups, now)
+  if not H.fit(room.all, need, groups) then return false end
+  for i, prio in ipairs(H.PRIORITIES) do
+    if i > room.prio and room.until_ms <= now then return false end
+    for _, owner in ipairs(redis.call('SRANDMEMBER', P .. 'waiting:' .. prio, 64)) do
+      local seq = redis.call('ZSCORE', P .. 'heads:' .. prio .. ':' .. owner, sig)
+      if seq and (i <= room.prio or is_short(P, sig, owner, prio, tonumber(seq), room.until_ms, now)) then return true end
+    end
+  end
+  return false
+end

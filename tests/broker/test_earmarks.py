@@ -1,0 +1,535 @@
+"""Earmarks: a job that needs much of one busy machine gets its turn, and nothing else suffers for it.
+
+Under a clock that the test sets: `starve` lets a job wait for a minute while a small one runs beside the room that it
+lacks, and looks. What the words of `lua/h_earmarks.lua` say is a test each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpulayer_broker import functions as fn
+from gpulayer_broker.answers import Grant
+from gpulayer_broker.connection import Link
+from gpulayer_broker.functions import DeviceLot
+from tests import snapshot
+from tests.checker import violations
+from tests.queueing import HEARTBEAT_MS, Hand, Machine, signature
+from tests.virtual import Clock, virtual_library
+
+WAIT_MS, LOOK_MS = 60_000, 6_000
+SMALL, LARGE, HALF = signature(), signature(cpus=4, tag="large"), signature(cpus=2, tag="half")
+GPU, PAIR = signature(gpus=1, vram=1000, tag="gpu"), signature(gpus=2, vram=1000, tag="pair")
+HEAVY = signature(memory=60_000, tag="heavy")
+SIGNATURES = (SMALL, LARGE, HALF, GPU, PAIR, HEAVY)
+FITS: dict[str, tuple[int, ...]] = {sig: (0,) if sig in (GPU, PAIR) else () for sig in SIGNATURES}
+ONLY_SMALL: dict[str, tuple[int, ...]] = {SMALL: ()}
+CARDS = tuple(DeviceLot(f"G{n}", 0, 0, 8000) for n in range(3))
+
+
+@pytest.fixture
+def clock(link: Link) -> Iterator[Clock]:
+    with virtual_library(link) as clock:
+        clock.draw_in_order()
+        yield clock
+
+
+@pytest.fixture
+def hand(link: Link, root: str, clock: Clock) -> Iterator[Hand]:
+    hand = Hand(link, root)
+    for sig in SIGNATURES:
+        hand.introduce(sig, {})
+    hand.tick()
+    yield hand
+    assert violations(snapshot.read(link, root)) == []
+
+
+def worker(hand: Hand, name: str = "w1", fits: dict[str, tuple[int, ...]] = FITS, **facts: Any) -> Machine:
+    """A machine with four CPUs, unless said otherwise, that has claimed once."""
+    machine = hand.machine(name, fits, **{"slots": 4, "node_cpus": 4, **facts})
+    hand.claim(machine)
+    return machine
+
+
+def earmarks(hand: Hand) -> dict[str, str]:
+    """Machine → the job that it is kept for."""
+    return {
+        node: text.split(" ")[0]
+        for node, text in snapshot.read(hand.link, hand.root).hashes.get("earmarks", {}).items()
+    }
+
+
+def pass_time(hand: Hand, clock: Clock, machines: list[Machine], for_ms: int) -> None:
+    """Everybody's heart goes on beating."""
+    for _ in range(0, for_ms, LOOK_MS):
+        clock.advance(LOOK_MS)
+        for machine in machines:
+            hand.renew(machine)
+        hand.tick()
+
+
+def run_two(hand: Hand, machine: Machine, **facts: Any) -> None:
+    """Two small jobs run, neither of whose ends alone makes room for a large one."""
+    for _ in range(2):
+        hand.submit(SMALL, **facts)
+    assert len(hand.claim(machine, 2)) == 2
+
+
+def starve(hand: Hand, clock: Clock, *machines: Machine, sig: str = LARGE, **facts: Any) -> str:
+    """The id of a job that has waited long enough for any of these machines, on each of which two small jobs run."""
+    for machine in machines:
+        run_two(hand, machine)
+    job = hand.submit(sig, **facts)
+    pass_time(hand, clock, list(machines), WAIT_MS + LOOK_MS)
+    return job
+
+
+def end(hand: Hand, machine: Machine, count: int = 1) -> None:
+    for grant in list(machine.held.values())[:count]:
+        hand.commit(machine, grant)
+
+
+def end_all(hand: Hand, machine: Machine) -> None:
+    end(hand, machine, len(machine.held))
+
+
+def ids(grants: tuple[Grant, ...]) -> list[str]:
+    return [grant.id for grant in grants]
+
+
+# Who gets one -----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_fits_but_finds_no_room_has_a_machine_kept_for_it_when_it_has_waited_for_a_minute(
+    hand: Hand, clock: Clock
+) -> None:
+    machine = worker(hand)
+    run_two(hand, machine)
+    job = hand.submit(LARGE)
+
+    pass_time(hand, clock, [machine], WAIT_MS - LOOK_MS)
+    assert earmarks(hand) == {}
+    pass_time(hand, clock, [machine], 2 * LOOK_MS)
+
+    assert earmarks(hand) == {"w1": job}
+    assert hand.get(job, "earmark") == "w1"
+
+
+def test_the_namespace_says_how_long_a_job_waits_for_it_and_zero_is_for_ever(
+    hand: Hand, clock: Clock
+) -> None:
+    machine = worker(hand)
+    hand.link.call("HSET", hand.key("config"), "earmark_ms", 0)
+    job = starve(hand, clock, machine)
+    assert earmarks(hand) == {}
+
+    hand.link.call("HSET", hand.key("config"), "earmark_ms", 1000)
+    pass_time(hand, clock, [machine], LOOK_MS)
+    assert earmarks(hand) == {"w1": job}
+
+    hand.link.call("HSET", hand.key("config"), "earmark_ms", 0)
+    hand.tick()
+    assert earmarks(hand) == {}
+
+
+def test_what_the_end_of_any_one_job_makes_room_for_needs_none(hand: Hand, clock: Clock) -> None:
+    """A line of equal jobs, however long, is served from its head."""
+    machine = worker(hand)
+    for _ in range(9):
+        hand.submit(SMALL)
+    hand.claim(machine)
+    pass_time(hand, clock, [machine], 2 * WAIT_MS)
+
+    assert len(machine.held) == 4
+    assert earmarks(hand) == {}
+
+
+def test_a_job_that_no_worker_could_ever_hold_gets_none(hand: Hand, clock: Clock) -> None:
+    starve(hand, clock, worker(hand, slots=3))
+    assert earmarks(hand) == {}
+
+
+def test_it_is_made_for_the_job_that_the_worker_would_take_if_it_were_empty(hand: Hand, clock: Clock) -> None:
+    """Age decides among an owner's jobs, and the owner who holds least goes before the others."""
+    machine = worker(hand)
+    hand.submit(HALF, owner="bob")
+    hand.submit(SMALL, owner="bob")
+    hand.claim(machine)
+    hand.submit(LARGE, owner="bob")
+    first = hand.submit(LARGE, owner="ann")
+    hand.submit(LARGE, owner="ann")
+
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+
+    assert earmarks(hand) == {"w1": first}
+
+
+def test_a_small_job_whose_turn_is_first_is_not_overtaken_by_an_earmark(hand: Hand, clock: Clock) -> None:
+    machine = worker(hand)
+    for _ in range(5):
+        hand.submit(SMALL)
+    hand.claim(machine)
+    hand.submit(LARGE)
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+
+    assert earmarks(hand) == {}
+
+
+def test_a_more_important_job_takes_the_place_of_a_less_important_one(hand: Hand, clock: Clock) -> None:
+    machine = worker(hand)
+    job = starve(hand, clock, machine)
+    urgent = hand.submit(LARGE, priority=1)
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+
+    assert earmarks(hand) == {"w1": urgent}
+    assert hand.get(job, "earmark") == ""
+
+
+def test_two_large_jobs_have_a_machine_each_and_a_third_none(hand: Hand, clock: Clock) -> None:
+    machines = [worker(hand, name) for name in ("w1", "w2")]
+    for machine in machines:
+        run_two(hand, machine)
+    one, two, three = (hand.submit(LARGE, owner=owner) for owner in ("ann", "bob", "eve"))
+    pass_time(hand, clock, machines, WAIT_MS + LOOK_MS)
+
+    assert sorted(earmarks(hand).values()) == sorted([one, two])
+    for machine in machines:
+        end_all(hand, machine)
+        assert len(hand.claim(machine)) == 1
+    for machine in machines:
+        end_all(hand, machine)
+    assert ids(hand.claim(machines[0])) == [three]
+
+
+def test_the_machine_that_is_nearest_to_having_room_is_kept(hand: Hand, clock: Clock) -> None:
+    full, nearly = worker(hand, "w1"), worker(hand, "w2")
+    hand.submit(HALF)
+    hand.claim(full, 1)
+    job = starve(hand, clock, full, nearly)
+
+    assert earmarks(hand) == {"w2": job}
+
+
+def test_64_machines_are_kept_at_most(hand: Hand, clock: Clock) -> None:
+    machines = [worker(hand, f"w{n:02}") for n in range(70)]
+    for machine in machines:
+        run_two(hand, machine)
+    for n in range(70):
+        hand.submit(LARGE, owner=f"o{n}", priority=2 + n % 2)
+    pass_time(hand, clock, machines, WAIT_MS + 9 * LOOK_MS)
+
+    assert len(earmarks(hand)) == 64
+
+
+# What it keeps ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_is_not_granted_to_others_and_the_job_goes_first_when_there_is_room(
+    hand: Hand, clock: Clock
+) -> None:
+    machine = worker(hand)
+    job = starve(hand, clock, machine)
+    small = hand.submit(SMALL, owner="bob")
+
+    assert hand.claim(machine) == ()
+    end(hand, machine)
+    assert hand.claim(machine) == ()
+    end(hand, machine)
+
+    assert ids(hand.claim(machine)) == [job]
+    assert earmarks(hand) == {}
+    end(hand, machine)
+    assert ids(hand.claim(machine)) == [small]
+
+
+def test_memory_is_kept_as_cpus_are_and_what_lies_beyond_goes_on_being_granted(
+    hand: Hand, clock: Clock
+) -> None:
+    machine, some = worker(hand), signature(memory=5000, tag="some")
+    hand.introduce(some, {machine.class_id: ()})
+    for _ in range(2):
+        hand.submit(some)
+    hand.claim(machine)
+    job = hand.submit(HEAVY)
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+    assert earmarks(hand) == {"w1": job}
+    hand.submit(some)
+    beyond, beneath = hand.submit(SMALL), hand.submit(SMALL)
+
+    assert ids(hand.claim(machine)) == [beyond]
+    end(hand, machine, 2)
+    assert ids(hand.claim(machine))[:2] == [job, beneath]
+
+
+def test_as_many_devices_are_kept_as_the_job_needs_those_that_are_free_first(
+    hand: Hand, clock: Clock
+) -> None:
+    machine = worker(hand, slots=64, node_cpus=64, lots=CARDS)
+    for _ in range(3):
+        hand.submit(GPU)
+    (first, second, third) = hand.claim(machine)
+    job = hand.submit(PAIR)
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+    assert earmarks(hand) == {"w1": job}
+    younger = hand.submit(GPU)
+
+    hand.commit(machine, third)
+    assert hand.claim(machine) == ()
+    hand.commit(machine, first)
+    assert ids(hand.claim(machine)) == [job]
+    hand.commit(machine, second)
+    assert ids(hand.claim(machine)) == [younger]
+
+
+def test_devices_beyond_those_that_are_kept_are_granted(hand: Hand, clock: Clock) -> None:
+    machine = worker(hand, slots=64, node_cpus=64, lots=(*CARDS, DeviceLot("G3", 0, 0, 500)))
+    tiny = signature(gpus=1, vram=100, tag="tiny")
+    hand.introduce(tiny, {machine.class_id: (0,)})
+    for _ in range(2):
+        hand.submit(GPU)
+    hand.claim(machine)
+    job = hand.submit(PAIR)
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+    small = hand.submit(tiny)
+
+    assert earmarks(hand) == {"w1": job}
+    assert [(g.id, g.lots) for g in hand.claim(machine)] == [(small, (("G3", 0),))]
+
+
+def test_neighbours_on_the_machine_leave_it_alone_too(hand: Hand, clock: Clock) -> None:
+    one, other = (worker(hand, name, node="n", slots=4, node_cpus=4, lots=CARDS) for name in ("w1", "w2"))
+    job = starve(hand, clock, one)
+    hand.submit(SMALL)
+    assert earmarks(hand) == {"n": job}
+
+    assert hand.claim(other) == ()
+    end_all(hand, one)
+    assert ids(hand.claim(other)) == [job]
+    assert earmarks(hand) == {}
+
+
+def test_more_important_jobs_pass(hand: Hand, clock: Clock) -> None:
+    machine = worker(hand)
+    starve(hand, clock, machine)
+    hand.claim(machine)
+    urgent = hand.submit(SMALL, priority=1)
+
+    assert machine.id in hand.rung()
+    assert ids(hand.claim(machine)) == [urgent]
+
+
+def test_a_job_passes_whose_timeout_ends_before_what_runs_there_does(hand: Hand, clock: Clock) -> None:
+    machine = worker(hand)
+    run_two(hand, machine, timeout_ms=600_000)
+    job = hand.submit(LARGE)
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+    assert earmarks(hand) == {"w1": job}
+    hand.claim(machine)
+    long, unknown = hand.submit(SMALL, timeout_ms=600_000), hand.submit(SMALL, owner="bob")
+    assert hand.claim(machine) == ()
+
+    short = hand.submit(SMALL, owner="eve", timeout_ms=300_000)
+
+    assert machine.id in hand.rung()
+    assert ids(hand.claim(machine)) == [short]
+    assert {hand.state(each) for each in (long, unknown)} == {"queued"}
+
+
+def test_no_timeout_lets_a_job_pass_where_it_is_not_known_when_the_others_end(
+    hand: Hand, clock: Clock
+) -> None:
+    machine = worker(hand)
+    starve(hand, clock, machine)
+    hand.submit(SMALL, timeout_ms=1)
+
+    assert hand.claim(machine) == ()
+
+
+def test_what_prepares_first_does_not_pass_by_its_timeout(hand: Hand, clock: Clock) -> None:
+    machine = worker(hand)
+    run_two(hand, machine, timeout_ms=600_000)
+    hand.submit(LARGE)
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+    hand.submit(SMALL, timeout_ms=1, prepare=True)
+
+    assert hand.claim(machine) == ()
+
+
+# When it goes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(hand: Hand, clock: Clock) -> tuple[Machine, str, str]:
+    """A machine, the job that it is kept for, and a small one that must wait for it; the worker sleeps."""
+    machine = worker(hand)
+    job = starve(hand, clock, machine)
+    small = hand.submit(SMALL, owner="bob")
+    assert hand.claim(machine) == ()
+    assert (earmarks(hand), hand.rung()) == ({"w1": job}, set())
+    return machine, job, small
+
+
+def test_it_goes_with_a_cancel_and_the_worker_is_rung(hand: Hand, kept: tuple[Machine, str, str]) -> None:
+    machine, job, small = kept
+    hand.run(fn.cancel(job))
+
+    assert earmarks(hand) == {}
+    assert hand.rung() == {machine.id}
+    assert ids(hand.claim(machine)) == [small]
+
+
+def test_it_goes_when_another_worker_takes_the_job_and_its_own_is_rung(
+    hand: Hand, kept: tuple[Machine, str, str]
+) -> None:
+    machine, job, small = kept
+    other = hand.machine("w2", {LARGE: ()}, class_id="k2", slots=4, node_cpus=4)
+    assert ids(hand.claim(other)) == [job]
+
+    assert earmarks(hand) == {}
+    assert hand.rung() == {machine.id}
+    assert ids(hand.claim(machine)) == [small]
+
+
+@pytest.mark.parametrize("state", ["draining", "offline"])
+def test_it_goes_when_its_worker_drains_or_leaves_and_neighbours_are_rung(
+    hand: Hand, clock: Clock, state: str
+) -> None:
+    one = worker(hand, "w1", node="n")
+    other = worker(hand, "w2", ONLY_SMALL, node="n", class_id="k2")
+    job = starve(hand, clock, one)
+    small = hand.submit(SMALL)
+    assert (hand.claim(other), hand.claim(one), earmarks(hand)) == ((), (), {"n": job})
+
+    hand.run(fn.drain(one.id, state))
+
+    assert earmarks(hand) == {}
+    assert hand.rung() == {other.id}
+    assert ids(hand.claim(other)) == [small]
+
+
+def test_it_goes_when_its_worker_begins_anew_and_is_made_again(
+    hand: Hand, clock: Clock, kept: tuple[Machine, str, str]
+) -> None:
+    machine, job, _ = kept
+    machine.incarnation, machine.held = "i2", {}
+    hand.register(machine)
+
+    assert earmarks(hand) == {}
+    assert len(hand.claim(machine)) == 3
+    pass_time(hand, clock, [machine], LOOK_MS)
+    assert earmarks(hand) == {"w1": job}
+
+
+def test_it_goes_when_its_worker_is_silent(hand: Hand, clock: Clock, kept: tuple[Machine, str, str]) -> None:
+    _, job, small = kept
+    other = worker(hand, "w2", ONLY_SMALL, class_id="k2")
+    pass_time(hand, clock, [other], 3 * HEARTBEAT_MS)
+
+    assert earmarks(hand) == {}
+    assert hand.state(job) == "queued"
+    assert hand.state(small) == "running"
+
+
+def test_it_goes_when_its_worker_is_set_aside(
+    hand: Hand, clock: Clock, kept: tuple[Machine, str, str]
+) -> None:
+    assert kept[0].id == "w1"
+    hand.link.call("HSET", hand.key("worker:w1"), "quarantined_until", clock.now_ms + 600_000)
+    hand.tick()
+
+    assert earmarks(hand) == {}
+
+
+def test_it_goes_where_the_worker_turns_out_never_to_have_the_devices(hand: Hand, clock: Clock) -> None:
+    """Somebody else uses the cards: only the worker's claims tell. It is not tried there again at once."""
+    machine = worker(hand, slots=64, node_cpus=64, lots=CARDS)
+    hand.submit(GPU)
+    hand.claim(machine)
+    hand.submit(PAIR)
+    machine.lots = CARDS[:1]
+    hand.claim(machine)
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+    small = hand.submit(SMALL, owner="bob")
+
+    assert ids(hand.claim(machine)) == [small]
+    assert earmarks(hand) == {}
+    pass_time(hand, clock, [machine], LOOK_MS)
+    assert earmarks(hand) == {}
+
+
+def test_a_worker_that_has_room_and_does_not_take_the_job_is_rung_and_then_loses_it(
+    hand: Hand, clock: Clock, kept: tuple[Machine, str, str]
+) -> None:
+    machine, job, _ = kept
+    for grant in list(machine.held.values()):
+        hand.run(fn.commit(fn.Ending(grant.id, grant.token, "succeeded"), claim_follows=True))
+    machine.held = {}
+    pass_time(hand, clock, [machine], LOOK_MS)
+    assert earmarks(hand) == {"w1": job}
+    assert "work" in hand.mail("w1")
+
+    pass_time(hand, clock, [machine], WAIT_MS)
+    assert earmarks(hand) == {}
+
+
+def test_it_stays_over_a_change_of_keepers(hand: Hand, clock: Clock, kept: tuple[Machine, str, str]) -> None:
+    machine, job, _ = kept
+    hand.link.call("DEL", hand.key("keeper"))
+    pass_time(hand, clock, [machine], 2 * LOOK_MS)
+
+    assert earmarks(hand) == {"w1": job}
+
+
+def test_an_array_whose_items_are_large_has_it_for_each_in_turn(hand: Hand, clock: Clock) -> None:
+    machine = worker(hand)
+    array = starve(hand, clock, machine, count=2)
+    assert earmarks(hand) == {"w1": array}
+    end_all(hand, machine)
+    (first,) = hand.claim(machine)
+    assert (first.start, earmarks(hand)) == (0, {})
+    hand.run(fn.commit_items(fn.ItemsEnding(first.id, first.token, 1, 0, 1000, b"0-1")))
+    machine.held = {}
+    run_two(hand, machine, priority=1)
+    pass_time(hand, clock, [machine], LOOK_MS)
+    assert earmarks(hand) == {"w1": array}
+
+    hand.run(fn.cancel(array))
+    assert earmarks(hand) == {}
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)  # what is kept of the chunk for a minute is gone
+
+
+# Others -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_owner_of_large_jobs_takes_turns_with_an_owner_of_small_ones(hand: Hand, clock: Clock) -> None:
+    """Neither starves: whoever holds least is first in line for the machine, and so for the earmark."""
+    machine, begun = worker(hand), {"ann": 0, "bob": 0}
+    for _ in range(12):
+        hand.submit(LARGE, owner="ann")
+        for _ in range(8):
+            hand.submit(SMALL, owner="bob")
+    for _ in range(90):
+        for grant in hand.claim(machine):
+            begun[grant.owner] += 1
+        clock.advance(2 * LOOK_MS)
+        hand.renew(machine)
+        hand.tick()
+        end(hand, machine, 2)
+
+    assert begun["ann"] >= 5
+    assert begun["bob"] >= 20
+
+
+def test_a_claim_where_nothing_is_kept_costs_as_many_commands_as_ever(hand: Hand) -> None:
+    """The ledger that says so is read anyway."""
+    machine = worker(hand)
+    hand.submit(SMALL)
+    hand.link.call("CONFIG", "RESETSTAT")
+    hand.run(fn.claim(replace(machine).offer(1)))
+    stats = hand.link.call("INFO", "commandstats").decode()
+
+    assert "cmdstat_hvals:calls=1," in stats
