@@ -73,14 +73,14 @@ def pass_time(hand: Hand, clock: Clock, machines: list[Machine], for_ms: int) ->
 
 
 def run_two(hand: Hand, machine: Machine, **facts: Any) -> None:
-    """Two small jobs run, neither of whose ends alone makes room for a large one."""
+    """Two small jobs, neither of whose ends alone makes room for a large one."""
     for _ in range(2):
         hand.submit(SMALL, **facts)
     assert len(hand.claim(machine, 2)) == 2
 
 
 def starve(hand: Hand, clock: Clock, *machines: Machine, sig: str = LARGE, **facts: Any) -> str:
-    """The id of a job that has waited long enough for any of these machines, on each of which two small jobs run."""
+    """The id of a job that has waited long enough; on each of these machines two small jobs run."""
     for machine in machines:
         run_two(hand, machine)
     job = hand.submit(sig, **facts)
@@ -136,7 +136,7 @@ def test_the_namespace_says_how_long_a_job_waits_for_it_and_zero_is_for_ever(
     assert earmarks(hand) == {}
 
 
-def test_what_the_end_of_any_one_job_makes_room_for_needs_none(hand: Hand, clock: Clock) -> None:
+def test_a_job_that_asks_for_no_more_than_what_runs_there_needs_none(hand: Hand, clock: Clock) -> None:
     """A line of equal jobs, however long, is served from its head."""
     machine = worker(hand)
     for _ in range(9):
@@ -146,6 +146,18 @@ def test_what_the_end_of_any_one_job_makes_room_for_needs_none(hand: Hand, clock
 
     assert len(machine.held) == 4
     assert earmarks(hand) == {}
+
+
+def test_one_small_job_at_a_time_is_enough_to_keep_a_large_one_waiting_and_for_an_earmark(
+    hand: Hand, clock: Clock
+) -> None:
+    machine = worker(hand)
+    hand.submit(SMALL)
+    hand.claim(machine, 1)
+    job = hand.submit(LARGE)
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+
+    assert earmarks(hand) == {"w1": job}
 
 
 def test_a_job_that_no_worker_could_ever_hold_gets_none(hand: Hand, clock: Clock) -> None:

@@ -36,7 +36,7 @@ end
 
 local function could_hold(w, need) return need.cpus <= math.min(w.slots, w.cpus) and need.memory <= w.memory end
 
--- what a worker has free, and of each attempt on its machine what its end would add
+-- what a worker has free, and what each attempt on its machine holds
 local function ledger(P, w)
   local mine, cpus, memory, lots = w.slots, w.cpus, w.memory, {}
   for _, text in ipairs(redis.call('HVALS', P .. 'held:' .. w.node)) do
@@ -44,17 +44,13 @@ local function ledger(P, w)
     if who then
       cpus, memory = cpus - c, memory - m
       if who == w.name then mine = mine - c end
-      lots[#lots + 1] = {mine = who == w.name and tonumber(c) or 0, cpus = tonumber(c), memory = tonumber(m)}
+      lots[#lots + 1] = {is_mine = who == w.name, cpus = tonumber(c), memory = tonumber(m)}
     end
   end
   return {mine = mine, cpus = cpus, memory = memory, lots = lots}
 end
 
-local function has_room(l, need, more)
-  local mine, cpus, memory = l.mine, l.cpus, l.memory
-  if more then mine, cpus, memory = mine + more.mine, cpus + more.cpus, memory + more.memory end
-  return need.cpus <= math.min(mine, cpus) and need.memory <= memory
-end
+local function has_room(l, need) return need.cpus <= math.min(l.mine, l.cpus) and need.memory <= l.memory end
 
 -- more jobs than one share a device of this worker
 local function shares_devices(P, w)
@@ -62,20 +58,18 @@ local function shares_devices(P, w)
   return tonumber(string.match(info or '', '"gpu_share": *(%d+)') or '1') > 1
 end
 
--- whether the end of any one attempt is not enough for the job: the measure of what could starve. Who lacks nothing, or waits for
--- what no end here brings, is left alone
+-- whether something smaller than the job runs here, of what the job lacks: the measure of what could starve, for another of that
+-- size fits into the gap which it leaves. Who lacks nothing, or waits for what no end here brings, is left alone
 local function is_large(P, w, need, groups, l)
   if #l.lots == 0 then return false end
-  local free = has_room(l, need)
-  if need.gpus == 0 or need.letter ~= 'g' then
-    if free then return false end
-  elseif need.gpus > 1 or (need.vram > 0 and shares_devices(P, w)) then
-    local room = free and H.room_of(P, w.name)
+  if need.letter == 'g' and (need.gpus > 1 or (need.vram > 0 and shares_devices(P, w))) then
+    local room = has_room(l, need) and H.room_of(P, w.name)
     return not (room and not room.unknown and H.fit(room, need, groups))
   end
-  if free then return false end
   for _, one in ipairs(l.lots) do
-    if not has_room(l, need, one) then return true end
+    if l.mine < need.cpus and one.is_mine and one.cpus < need.cpus then return true end
+    if l.cpus < need.cpus and one.cpus < need.cpus then return true end
+    if l.memory < need.memory and one.memory < need.memory then return true end
   end
   return false
 end
