@@ -559,3 +559,34 @@ def test_a_callback_that_fails_does_not_stop_the_watch_over_other_jobs(bench: Be
     bench.function(work, on_progress=fail).wait(PATIENCE_S)
 
     assert value(bench.run(identity, 1)) == 1
+
+
+@pytest.mark.parametrize(("name", "text"), [("X", "\ud800"), ("A=B", "c"), ("N", "a\0b")])
+def test_an_environment_that_no_system_takes_fails_its_job_alone(bench: Bench, name: str, text: str) -> None:
+    bench.env[name] = text
+
+    refused = bench.run(identity, 1)
+
+    assert "cannot start" in error(refused)["message"]
+    del bench.env[name]
+    assert value(bench.run(identity, 2)) == 2
+
+
+def test_a_function_has_the_time_of_its_own_zone(bench: Bench) -> None:
+    def offset() -> str:
+        import time
+
+        return time.strftime("%z", time.localtime(0))
+
+    bench.env["TZ"] = "<+03>-3"
+
+    assert value(bench.run(offset)) == "+0300"
+
+
+def test_a_function_does_not_see_the_locale_that_its_fork_server_chose(bench: Bench) -> None:
+    def names() -> list[str]:
+        import os
+
+        return sorted(os.environ)
+
+    assert not [name for name in value(bench.run(names)) if name.startswith("LC_")]

@@ -33,9 +33,11 @@ def enter_alone(folders: Iterable[str]) -> None:
     """
     for folder in folders:
         try:
-            _write(os.path.join(folder, THREADS_V1), b"0")
+            descriptor = os.open(folder + "/" + THREADS_V1, os.O_WRONLY)
         except FileNotFoundError:
-            _write(os.path.join(folder, PROCESSES), b"0")
+            descriptor = os.open(folder + "/" + PROCESSES, os.O_WRONLY)
+        os.write(descriptor, b"0")
+        os.close(descriptor)
 
 
 def members(folders: Iterable[str]) -> set[int]:

@@ -20,6 +20,7 @@ from typing import Any
 LEFT_OUT = {"threading", "logging"}
 
 _is_job = False
+_renumber: Callable[[], object] = bool
 
 
 @contextlib.contextmanager
@@ -54,10 +55,15 @@ def take_up() -> None:
     """This process is a job's."""
     global _is_job
     _is_job = True
+    _renumber()
+
+
+def note_threading() -> None:
+    """Called by the fork server: what differs in a job is the main thread's number in the system."""
+    global _renumber
     threading = sys.modules.get("threading")
     if threading is not None:
-        # The one thing that differs here: the main thread's number in the system.
-        getattr(threading.main_thread(), "_set_native_id", bool)()
+        _renumber = getattr(threading.main_thread(), "_set_native_id", bool)
 
 
 def leave_logging_to_jobs() -> None:

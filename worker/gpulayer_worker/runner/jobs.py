@@ -95,10 +95,13 @@ class Jobs:
 
     def next_deadline_s(self) -> float | None:
         """The earliest moment at which a job has to be killed."""
-        return min(
-            (due for due in (job.deadline_s() for job in self._by_id.values()) if due is not None),
-            default=None,
-        )
+        first = None
+        for job in self._by_id.values():
+            if not job.killed:
+                for moment_s in (job.lease_until_s, job.kill_at_s):
+                    if moment_s is not None and (first is None or moment_s < first):
+                        first = moment_s
+        return first
 
     def overdue(self, now_s: float) -> list[Job]:
         """Jobs that have to be killed now."""

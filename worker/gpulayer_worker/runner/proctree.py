@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+KILL = int(signal.SIGKILL)
 COMMAND_BYTES = 200
 READ_BYTES = 4096
 KILL_PASSES = 100
@@ -59,6 +61,24 @@ def prctl(option: int, value: int) -> None:
     if _libc().prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+@functools.lru_cache(maxsize=1)
+def _plain_prctl() -> Callable[[int, int], int]:
+    """Without what ctypes does for types and errors, which is several times as much as the call."""
+    plain: Callable[[int, int], int] = ctypes.CDLL(None).prctl
+    return plain
+
+
+def ready_to_fork() -> None:
+    """Looks up what each child needs."""
+    _plain_prctl()
+
+
+def die_with_parent() -> None:
+    """This process is killed when its parent ends."""
+    if _plain_prctl()(PR_SET_PDEATHSIG, KILL) != 0:
+        raise OSError(errno.EINVAL, "the kernel refuses to end a job with its fork server")
 
 
 def flush_c_streams() -> None:

@@ -62,13 +62,16 @@ class Server:
 
     def _loop(self) -> None:
         while self._open:
-            for descriptor, _ in self._poller.poll(self._patience_ms()):
-                if descriptor == self._link.fileno():
-                    self._read()
-                else:
+            due_s = self._jobs.next_deadline_s()
+            for descriptor, _ in self._poller.poll(self._patience_ms(due_s)):
+                if descriptor == self._wake_reader:
                     self._drain_wakeups()
-            self._reap()
-            self._look_at_clocks()
+                    self._reap()
+                else:
+                    self._read()
+            # What has got an earlier deadline in this round is met in the next, which waits no longer than for it.
+            if due_s is not None:
+                self._look_at_clocks(due_s)
             self._flush()
 
     # --- waking up ---
@@ -95,13 +98,12 @@ class Server:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_reader, 4096)
 
-    def _patience_ms(self) -> int | None:
+    def _patience_ms(self, due_s: float | None) -> int | None:
         if self._linger_until_s is not None:
             return LINGER_MS
-        due = self._jobs.next_deadline_s()
-        if due is None:
+        if due_s is None:
             return None
-        return int(1000 * max(0.0, min(due - proctree.lease_clock_s(), LOOK_AT_LEASES_S))) + 1
+        return int(1000 * max(0.0, min(due_s - proctree.lease_clock_s(), LOOK_AT_LEASES_S))) + 1
 
     # --- the link ---
 
@@ -162,6 +164,7 @@ class Server:
             return
         started = proctree.now_ticks()
         pipes = dict(zip(message["pipes"], descriptors))  # noqa: B905 - strict= came with 3.10
+        child.prepare(message)
         try:
             pid = self._fork(message, pipes)
         except OSError as error:
@@ -260,8 +263,10 @@ class Server:
         self._outgoing += wire.framed(f'{{"event":"{event}",{known}}}')
         self._linger_until_s = None
 
-    def _look_at_clocks(self) -> None:
+    def _look_at_clocks(self, due_s: float) -> None:
         now_s = proctree.lease_clock_s()
+        if due_s > now_s:
+            return
         for job in self._jobs.overdue(now_s):
             if job.lease_over(now_s):
                 self._tell("expired", id=job.id)
@@ -288,6 +293,8 @@ def note_own_state() -> None:
     """What jobs are to be rid of is looked up here, once, and not in each of them."""
     child.note_environment()
     signals.note_ignored()
+    forks.note_threading()
+    proctree.ready_to_fork()
 
 
 def fork_quietly() -> int:
@@ -330,6 +337,8 @@ def serve(descriptor: int) -> int:
         preload.bring_cloudpickle(sys.argv[3:])
     forks.leave_logging_to_jobs()
     preload.settle()
+    # Python's own, where it found no locale: no job's.
+    os.environ.pop("LC_CTYPE", None)
     note_own_state()
     # For its jobs, which inherit it.
     faulthandler.enable()

@@ -7,7 +7,6 @@ Nothing here blocks: what a full socket does not take is handed back to the call
 
 from __future__ import annotations
 
-import array
 import json
 import socket
 import struct
@@ -18,6 +17,8 @@ from typing import Any
 LENGTH = struct.Struct("!I")
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_DESCRIPTORS = 8
+NUMBER = struct.Struct("i")
+ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * NUMBER.size)
 CHUNK_BYTES = 256 * 1024
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
@@ -51,7 +52,8 @@ def send(link: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> i
     """Sends what the socket takes now; the number of bytes taken. Descriptors go with the first of them."""
     ancillary = []
     if descriptors:
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        numbers = struct.pack(f"{len(descriptors)}i", *descriptors)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
     try:
         return link.sendmsg([data], ancillary, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -60,18 +62,18 @@ def send(link: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> i
 
 def receive(link: socket.socket) -> tuple[bytes, list[int]] | None:
     """What has arrived, with its descriptors; None when nothing has. Empty bytes mean that the other side is gone."""
-    room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
     try:
-        data, ancillary, _, _ = link.recvmsg(CHUNK_BYTES, room, socket.MSG_DONTWAIT | CLOSE_ON_EXEC)
+        data, ancillary, _, _ = link.recvmsg(CHUNK_BYTES, ROOM, socket.MSG_DONTWAIT | CLOSE_ON_EXEC)
     except BlockingIOError:
         return None
     except ConnectionError:
         return b"", []
-    descriptors = array.array("i")
+    descriptors: list[int] = []
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
-    return data, list(descriptors)
+            count = len(payload) // NUMBER.size
+            descriptors += struct.unpack_from(f"{count}i", payload)
+    return data, descriptors
 
 
 class Decoder:
