@@ -14,9 +14,10 @@ Every name is imported when it is first used, so that `import gpulayer` costs no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as type checkers take it; `typing` takes longer to load than all else here
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpulayer.client import Client
     from gpulayer.handle import Job
     from gpulayer.inside import current_job, progress

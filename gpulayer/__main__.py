@@ -1,5 +1,12 @@
-"""`python -m gpulayer`: the command line, where the script is not on the PATH."""
+"""The console script, and `python -m gpulayer` where the script is not on the PATH."""
 
-from gpulayer.cli import main
+try:
+    from gpulayer import ctrl_c
 
-main()
+    ctrl_c.begin()
+    from gpulayer.cli import main
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from gpulayer import ctrl_c
+
 if TYPE_CHECKING:
     from gpulayer.cli.failing import Failure
 
@@ -25,7 +27,8 @@ def main() -> None:
         mend_streams()
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
-        code = 130
+        code = ctrl_c.INTERRUPTED
+    ctrl_c.leave_at_once(code)
     sys.exit(code)
 
 
@@ -37,6 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     from gpulayer.cli.streams import as_utf8
 
     begin()
+    ctrl_c.raise_it()
     words = [as_utf8(text) for text in arguments]
     if None in words:
         odd = arguments[words.index(None)]
@@ -47,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        return 130
+        return ctrl_c.INTERRUPTED
     except Exception as error:
         if os.environ.get("GPULAYER_DEBUG"):
             raise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from gpulayer import ctrl_c
 from gpulayer.cli import completing
 from gpulayer_broker.errors import UsageError
 
@@ -123,8 +124,11 @@ Delay: TypeAlias = Annotated[
 
 def open_client(target: str | None, redis: str | None) -> Client:
     """The client of a command; its errors are the command's."""
+    ctrl_c.leave_at_once()
     from gpulayer.client import Client
+    from gpulayer_broker import dialing  # noqa: F401 - whatever a command does, it connects
 
+    ctrl_c.raise_it()
     return Client(target, redis=redis)
 
 
