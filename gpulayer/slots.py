@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gpulayer_broker.errors import GpulayerError
 
@@ -19,8 +18,7 @@ log = logging.getLogger("gpulayer")
 MISSING = "missing"
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     """A job's end: its state, and the result where it is small; kind 'fetch' means that it must be read."""
 
     state: str

@@ -65,6 +65,7 @@ class Waiter:
         self._last: int | None = 0
         self._read_since_trim = 0
         self._doubtful = False
+        self._listens_on = False
         self._down_since: float | None = None
         self._read_at = time.monotonic()
 
@@ -143,16 +144,22 @@ class Waiter:
         """Whether the job's end is known in time; raises why waiting was given up."""
         if slot.notice is not None:
             return True
-        ended = threading.Event()
+        # Held until the end is told: as an event, at a third of its time.
+        waits = threading.Lock()
+        waits.acquire()
+
+        def take(for_s: float | None) -> bool:
+            return waits.acquire(timeout=-1 if for_s is None else max(0.0, for_s))
 
         def wake(_: Slot) -> None:
-            ended.set()
+            waits.release()
 
         try:
             self.listen(slot, wake)
-            attentive(ended.wait, timeout_s)
+            attentive(take, timeout_s)
         finally:
-            self.ignore(slot, wake)
+            if slot.notice is None:
+                self.ignore(slot, wake)
         if slot.notice is None and slot.error is not None:
             raise slot.error
         return slot.notice is not None
@@ -204,11 +211,15 @@ class Waiter:
                     self._thread = None
 
     def _has_work(self) -> bool:
-        """False when nothing has been waited for during a while: the next wait starts a new thread."""
+        """False when nothing has been waited for during a while: the next wait starts a new thread.
+
+        After an end that was waited for the next may be too, such as that of a call after the other: it is listened
+        for at once.
+        """
         with self._lock:
-            if not self._wanted and not self._closed:
+            if not (self._wanted or self._listens_on or self._closed):
                 self._wake.wait(LINGER_S)
-            if self._closed or not self._wanted:
+            if self._closed or not (self._wanted or self._listens_on):
                 self._thread = None
                 return False
             return True
@@ -236,11 +247,15 @@ class Waiter:
 
     def _take(self, queue: Queue, link: Link) -> None:
         """Waits for notices and delivers them; after a silence everything is asked for anew."""
-        key = queue.keys.done(self._client)
-        block_ms = int(self._silence_s * 1000)
-        command = ("XREAD", "COUNT", BATCH, "BLOCK", block_ms, "STREAMS", key, f"0-{self._last or 0}")
-        reply = link.block(*command, timeout_s=self._silence_s)
+        key, idle = queue.keys.done(self._client), not self._wanted
+        wait_s = min(LINGER_S, self._silence_s) if idle else self._silence_s
+        self._listens_on = False
+        last = b"0-%d" % (self._last or 0)
+        command = ("XREAD", "COUNT", BATCH, "BLOCK", int(wait_s * 1000), "STREAMS", key, last)
+        reply = link.block(*command, timeout_s=wait_s)
         self._read_at = time.monotonic()
+        if not reply and idle:
+            return
         if not reply:
             self._tick(queue)
             # The stream has a lifetime: after so long a silence it may have begun anew.
@@ -262,10 +277,10 @@ class Waiter:
         self._read_since_trim = 0
 
     def _check_gap(self, entries: Sequence[Any]) -> None:
-        numbers = [int(entry_id.partition(b"-")[2]) for entry_id, _ in entries]
-        if self._last is not None and numbers[0] != self._last + 1:
+        first, last = (int(entry_id.partition(b"-")[2]) for entry_id, _ in (entries[0], entries[-1]))
+        if self._last is not None and first != self._last + 1:
             self._doubtful = True
-        self._last = numbers[-1]
+        self._last = last
 
     def _deliver(self, fields: Sequence[bytes]) -> None:
         told = dict(zip(fields[::2], fields[1::2], strict=True))
@@ -282,7 +297,7 @@ class Waiter:
 
     def _end(self, job_id: str, notice: Notice) -> None:
         with self._lock:
-            self._wanted.pop(job_id, None)
+            self._listens_on = self._wanted.pop(job_id, None) is not None
             slot = self._slots.get(job_id)
             if slot is None or slot.notice is not None:
                 return

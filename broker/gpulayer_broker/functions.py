@@ -77,7 +77,8 @@ class Submission:
 
     def _common(self) -> tuple[Arg, ...]:
         return (
-            self.id,
+            # As bytes: what is new in each call is not to be remembered as an element of the next.
+            self.id.encode(),
             self.signature,
             self.owner,
             self.priority,

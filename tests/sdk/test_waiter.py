@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpulayer as gl
+from gpulayer import waiter as waiters
 from gpulayer.client import Client
 from gpulayer.session import Session
 from gpulayer.slots import Slot
@@ -18,6 +19,7 @@ from gpulayer.targets import resolve_target
 from gpulayer.waiter import Waiter
 from gpulayer_broker import functions
 from gpulayer_broker.connection import Link
+from gpulayer_broker.errors import WaitTimeout
 from gpulayer_broker.keys import root_of
 from tests.queueing import Hand
 from tests.sdk.benches import Bench
@@ -41,6 +43,44 @@ def test_a_wait_is_woken_and_does_not_poll(
 
     bench.give(job.id, 1)
     assert ended.wait(PATIENCE_S)
+
+
+def test_after_an_end_the_next_is_heard_before_it_is_waited_for(
+    client: Client, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiters, "LINGER_S", PATIENCE_S)
+    monkeypatch.setattr(client._opened.waiter, "_silence_s", PATIENCE_S)
+    first, second = client.submit(work), client.submit(work)
+    with in_background(lambda: bench.give(first.id, 1)):
+        assert first.result(PATIENCE_S) == 1
+
+    bench.give(second.id, 2)
+    wait_until(lambda: second._slot.notice is not None, PATIENCE_S, "the next end is heard")
+
+
+def test_the_thread_ends_soon_after_the_last_wait(
+    client: Client, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiters, "LINGER_S", 0.05)
+    first, second = client.submit(work), client.submit(work)
+    with in_background(lambda: bench.give(first.id, 1)):
+        assert first.result(PATIENCE_S) == 1
+
+    wait_until(lambda: client._opened.waiter._thread is None, PATIENCE_S, "the thread has ended")
+    bench.give(second.id, 2)
+    assert second.result(PATIENCE_S) == 2
+
+
+def test_a_wait_of_no_time_at_all_says_at_once_that_the_end_is_not_there(client: Client) -> None:
+    job = client.submit(work)
+    for timeout in (0, -1):
+        with pytest.raises(WaitTimeout):
+            job.result(timeout)
+
+    late: list[bool] = []
+    with in_background(lambda: late.append(client._opened.waiter.wait(job._slot, -1))):
+        wait_until(lambda: bool(late), PATIENCE_S, "another thread has waited")
+    assert late == [False]
 
 
 def test_many_threads_wait_for_one_job(client: Client, bench: Bench) -> None:
