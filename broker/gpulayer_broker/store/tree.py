@@ -2,7 +2,8 @@
 
 What it guarantees: a Manifest that exists is safe to lay out below a folder. Whoever wrote it, no path is
 absolute or climbs, no entry lies below a file or a link, no name stands twice, no link leads out of the
-tree, and every number is within bounds. Anything else is HostileTree, in one line that names the path.
+tree, and every number is within bounds. Anything else is HostileTree, in one line that names the path, and
+takes no more memory to read than `MAX_ENTRIES` do.
 Equal trees have equal encodings, so the digest names the tree. Unpacking still goes by directory handles
 (`unpack.py`): the folder may be as hostile as the list.
 
@@ -33,6 +34,9 @@ MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 4096
 MAX_FILE_BYTES = 1 << 40
 MAX_MANIFEST_BYTES = 64 << 20
+# Twice what the texts of so many entries are, and the marks before their values.
+MAX_TEXTS = 2 * 10 * MAX_ENTRIES
+MAX_MARKS = 2 * 7 * MAX_ENTRIES
 
 PLAIN_MODE, EXECUTABLE_MODE, FOLDER_MODE, LINK_MODE = 0o644, 0o755, 0o755, 0o777
 
@@ -121,10 +125,21 @@ class Manifest:
         """
         if len(data) > MAX_MANIFEST_BYTES:
             raise HostileTree(f"manifest: {len(data):,} bytes, over the limit of {MAX_MANIFEST_BYTES:,}")
+        _check_values(data)
         manifest = cls(tuple(_entries_in(_record_in(data))))
         if manifest.encoded != data:
             raise HostileTree("manifest: not in its canonical encoding (keys, spaces or the total differ)")
         return manifest
+
+
+def _check_values(data: bytes) -> None:
+    """HostileTree for many more values than a manifest has: one of two bytes may take a hundred bytes of memory."""
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') <= 2 * MAX_TEXTS:
+        outside = b"".join(plain.split(b'"')[::2])
+        if sum(map(outside.count, (b"{", b"[", b","))) <= MAX_MARKS:
+            return
+    raise HostileTree(f"manifest: more values than those of {MAX_ENTRIES:,} entries, the limit")
 
 
 def _record_in(data: bytes) -> Mapping[str, object]:

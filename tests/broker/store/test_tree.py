@@ -179,6 +179,30 @@ def test_more_entries_than_the_limit_are_refused() -> None:
     assert "100,001 entries, over the limit of 100,000" in line
 
 
+@pytest.mark.parametrize(
+    ("head", "tiny"),
+    [
+        (b'{"entries":[', b"{},"),
+        (b'{"entries":[', b"[],"),
+        (b'{"entries":[', b'"",'),
+        (b'{"entries":["\\\\",', b'"\\"",'),
+        (b'{"a":[', b"0.5,"),
+    ],
+)
+def test_many_tiny_values_are_refused_before_they_take_memory(head: bytes, tiny: bytes) -> None:
+    data = head + tiny * ((tree.MAX_MANIFEST_BYTES - len(head)) // len(tiny))
+    with pytest.raises(HostileTree, match="more values than those of 100,000 entries, the limit"):
+        Manifest.decode(data)
+
+
+def test_a_manifest_at_the_limit_is_read_whatever_its_names_hold() -> None:
+    odd = ',"{[\n' * 10
+    entries = [file_entry(f"{number:06}{odd}", SHA, number) for number in range(tree.MAX_ENTRIES)]
+    manifest = Manifest.of(entries)
+
+    assert Manifest.decode(manifest.encoded) == manifest
+
+
 def test_more_folders_than_the_limit_are_refused() -> None:
     below = "/".join("d" * 62)
 
