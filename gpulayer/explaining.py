@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpulayer.narrowing import Condition, condition_texts, narrowing, narrowing_line
 from gpulayer_broker.availability import cpus_text
 from gpulayer_broker.capabilities import Capabilities
+from gpulayer_broker.job import PRIORITIES, RUNNING, SCHEDULED, JobRecord
 from gpulayer_broker.matching import Fits, Reason, summary, verdict
 from gpulayer_broker.matching import explain as judge
 from gpulayer_broker.requirements import Requirements
@@ -53,13 +54,28 @@ class Explanation:
         return [narrowing_line(self.conditions, len(self.workers))] if len(self.workers) > 1 else []
 
 
-def explain(needs: Requirements, workers: Sequence[WorkerRecord], runs_on: str = "") -> Explanation:
-    """Every worker's answer; what a newer release wrote cannot be judged, and its worker is left out.
+@dataclass(frozen=True)
+class Asker:
+    """The job that is asked about: the worker that runs it already does not hold against it that it is there, and what
+    a machine is kept for depends on who asks."""
 
-    `runs_on` is the id of the worker that runs the job already: it is not held against it that the job is there.
-    """
+    job: str = ""
+    priority: int = PRIORITIES["normal"]
+    runs_on: str = ""
+
+    @classmethod
+    def of(cls, record: JobRecord) -> Asker:
+        runs = record.state in (SCHEDULED, RUNNING)
+        return cls(record.id, record.priority, record.worker if runs else "")
+
+
+NOBODY = Asker()
+
+
+def explain(needs: Requirements, workers: Sequence[WorkerRecord], asker: Asker = NOBODY) -> Explanation:
+    """Every worker's answer; what a newer release wrote cannot be judged, and its worker is left out."""
     judged = [
-        (worker, _reasons(needs, worker, worker.capabilities, runs_on))
+        (worker, _reasons(needs, worker, worker.capabilities, asker))
         for worker in workers
         if worker.capabilities
     ]
@@ -71,17 +87,26 @@ def explain(needs: Requirements, workers: Sequence[WorkerRecord], runs_on: str =
         if worker.capabilities
     )
     able = [worker.capabilities for worker, _ in judged if worker.capabilities]
-    runner = next((f"it runs on {worker.name}" for worker in workers if worker.id == runs_on), "")
+    runner = next((f"it runs on {worker.name}" for worker in workers if worker.id == asker.runs_on), "")
     told = runner or summary([found for _, found in judged])
     return Explanation(needed(needs), verdicts, narrowing(needs, able), told)
 
 
 def _reasons(
-    needs: Requirements, worker: WorkerRecord, capabilities: Capabilities, runs_on: str
+    needs: Requirements, worker: WorkerRecord, capabilities: Capabilities, asker: Asker
 ) -> list[Reason]:
-    if worker.id == runs_on:
+    if worker.id == asker.runs_on:
         return [Reason("yes", "runs it")]
-    return judge(needs, capabilities, worker.live(needs))
+    found, kept = judge(needs, capabilities, worker.live(needs)), worker.earmark
+    if kept is None or verdict(found) == "never":
+        return found
+    if verdict(found) == "busy":
+        here = (kept.job, kept.worker) == (asker.job, worker.id)
+        return [*found, Reason("busy", "kept for this job")] if here else found
+    if kept.binds(asker.job, asker.priority):
+        beside = judge(needs, capabilities, worker.live_beside(needs))
+        return found if verdict(beside) == "yes" else [Reason("busy", f"kept for job {kept.job}")]
+    return found
 
 
 def provides(capabilities: Capabilities, needs: Requirements) -> str:

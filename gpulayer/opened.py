@@ -21,7 +21,7 @@ from gpulayer.waiter import Waiter
 from gpulayer_broker import functions
 from gpulayer_broker.errors import JobNotFound, UsageError
 from gpulayer_broker.functions import Call
-from gpulayer_broker.job import MESSAGE, RUNNING, SCHEDULED, JobRecord
+from gpulayer_broker.job import MESSAGE, JobRecord
 from gpulayer_broker.queue import Queue, granted
 from gpulayer_broker.spec import decode
 
@@ -143,13 +143,12 @@ class Opened:
 
     def explain(self, job_id: str) -> Explanation:
         """Which workers can run a job, and of each other one why not."""
-        from gpulayer.explaining import explain
+        from gpulayer.explaining import Asker, explain
         from gpulayer.needs import needs_of
 
         refuse_group(job_id)
         record = self.record(job_id)
-        runs_on = record.worker if record.state in (SCHEDULED, RUNNING) else ""
-        return explain(needs_of(self.session, record), self.workers(), runs_on)
+        return explain(needs_of(self.session, record), self.workers(), Asker.of(record))
 
 
 def _pages(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:

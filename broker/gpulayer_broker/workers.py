@@ -8,13 +8,14 @@ told of its devices.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gpulayer_broker import capabilities
 from gpulayer_broker.availability import Live
 from gpulayer_broker.capabilities import Capabilities
 from gpulayer_broker.damage import LAST_MS, document, whole
+from gpulayer_broker.earmarks import Earmark, earmark_in
 from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.names import PSEUDO_FRAMEWORKS, provides
 from gpulayer_broker.queue import Queue
@@ -43,7 +44,10 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """One worker. `capabilities` is None where a newer release wrote them; `node_cpus` are those of its machine."""
+    """One worker. `capabilities` is None where a newer release wrote them; `node_cpus` are those of its machine.
+
+    `earmark` is what is kept there for a job that waits, `slots_beside` what that leaves free for others.
+    """
 
     id: str
     node: str
@@ -58,6 +62,8 @@ class WorkerRecord:
     capabilities: Capabilities | None
     info: dict[str, Any]
     devices: tuple[WorkerDevice, ...] = ()
+    earmark: Earmark | None = None
+    slots_beside: int = 0
 
     @property
     def name(self) -> str:
@@ -79,6 +85,19 @@ class WorkerRecord:
             offline_s=self.heartbeat_age_s,
             driver_answers=bool(self.info.get("driver_answers", True)),
             disk_full=bool(self.info.get("disk_full", False)),
+        )
+
+    def live_beside(self, needs: Requirements) -> Live | None:
+        """What is left of it for others than the job that its machine is kept for."""
+        live, kept = self.live(needs), self.earmark
+        if live is None or kept is None:
+            return live
+        devices = (replace(each, free=each.free and each.uuid not in kept.devices) for each in live.devices)
+        return replace(
+            live,
+            free_cpus=self.slots_beside,
+            free_memory_bytes=max(0, live.free_memory_bytes - kept.memory_bytes),
+            devices=tuple(devices),
         )
 
 
@@ -133,10 +152,11 @@ class _Lot:
 
 @dataclass(frozen=True)
 class _Ledger:
-    """What jobs hold of each machine, and the holders of each device."""
+    """What jobs hold of each machine, the holders of each device, and what each machine is kept for."""
 
     nodes: dict[str, Sequence[_Lot]]
     devices: dict[str, Sequence[bytes]]
+    earmarks: dict[str, Earmark | None]
 
 
 def _ledger(queue: Queue, facts: Sequence[dict[str, Any]]) -> _Ledger:
@@ -147,8 +167,13 @@ def _ledger(queue: Queue, facts: Sequence[dict[str, Any]]) -> _Ledger:
     commands: list[tuple[str, ...]] = [("HVALS", queue.keys.held(node)) for node in nodes]
     commands += [("HVALS", queue.keys.device(uuid)) for uuid in uuids]
     replies = _raised(queue.link.pipeline(commands))
-    held = [tuple(filter(None, map(_lot, reply))) for reply in replies[: len(nodes)]]
-    return _Ledger(dict(zip(nodes, held, strict=True)), dict(zip(uuids, replies[len(nodes) :], strict=True)))
+    told = replies[: len(nodes)]
+    held = [tuple(filter(None, map(_lot, reply))) for reply in told]
+    return _Ledger(
+        dict(zip(nodes, held, strict=True)),
+        dict(zip(uuids, replies[len(nodes) :], strict=True)),
+        dict(zip(nodes, map(earmark_in, told), strict=True)),
+    )
 
 
 def _lot(entry: bytes) -> _Lot | None:
@@ -204,6 +229,7 @@ def _record(
     own_cpus = slots - sum(lot.cpus for lot in lots if lot.worker == worker)
     node_cpus = whole(facts["cpus"]) or 0
     left_cpus = node_cpus - sum(lot.cpus for lot in lots)
+    kept = ledger.earmarks[facts["node"]]
     late = age_ms > MISSED_HEARTBEATS * (whole(facts["heartbeat_ms"]) or 10_000)
     return WorkerRecord(
         id=worker,
@@ -219,7 +245,17 @@ def _record(
         capabilities=_decoded(classes.get(facts["class"], b"")),
         info=facts["info"],
         devices=devices_of(facts["info"], ledger.devices),
+        earmark=kept,
+        slots_beside=_beside(kept, worker, own_cpus, left_cpus),
     )
+
+
+def _beside(kept: Earmark | None, worker: str, own_cpus: int, left_cpus: int) -> int:
+    """As a claim reckons it: slots are kept of the worker that the earmark is at, CPUs of all that machine's."""
+    if kept is None:
+        return max(0, min(own_cpus, left_cpus))
+    own_kept = kept.cpus if kept.worker == worker else 0
+    return max(0, min(own_cpus - own_kept, left_cpus - kept.cpus))
 
 
 def _state(told: str, late: bool) -> Literal["online", "draining", "offline"]:

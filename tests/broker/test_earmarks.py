@@ -15,6 +15,8 @@ import pytest
 from gpulayer_broker import functions as fn
 from gpulayer_broker.answers import Grant
 from gpulayer_broker.connection import Link
+from gpulayer_broker.earmarks import earmark_in
+from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.functions import DeviceLot
 from tests import snapshot
 from tests.checker import violations
@@ -545,3 +547,34 @@ def test_a_claim_where_nothing_is_kept_costs_as_many_commands_as_ever(hand: Hand
     stats = hand.link.call("INFO", "commandstats").decode()
 
     assert "cmdstat_hvals:calls=1," in stats
+
+
+# Damage -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_earmark_that_cannot_be_read_is_told_by_a_claim_and_goes_with_the_next_tick(
+    hand: Hand, clock: Clock, kept: tuple[Machine, str, str]
+) -> None:
+    machine, job, _ = kept
+    hand.link.call("HSET", hand.key("held:w1"), "earmark", "nonsense")
+    with pytest.raises(GpulayerError, match=r"held:w1 does not hold what the queue wrote \(nonsense\)"):
+        hand.claim(machine)
+
+    hand.tick()
+
+    assert (earmarks(hand), hand.get(job, "earmark")) == ({}, "")
+    assert len(hand.claim(machine)) == 1
+
+
+def test_an_earmark_whose_job_is_gone_goes_with_the_next_claim(
+    hand: Hand, clock: Clock, kept: tuple[Machine, str, str]
+) -> None:
+    machine, job, small = kept
+    hand.link.call("HDEL", hand.key(f"job:{job}"), "earmark")
+
+    assert ids(hand.claim(machine)) == [small]
+    assert earmarks(hand) == {}
+
+
+def test_who_explains_reads_past_what_is_no_earmark() -> None:
+    assert earmark_in([b"w1 1 0", b"earmark nonsense", b"\xff"]) is None

@@ -1,7 +1,7 @@
 """Rule 5: a job holds all that it asks for or none of it.
 
-What exists now is the part of one machine: a job of several devices gets all of them in one call or none. Jobs over
-several machines, and waiting room for whole machines, come with gangs.
+What exists now is the part of one machine: a job of several devices gets all of them in one call or none. That it gets
+its turn at all is in `test_rule_05_turns.py`; jobs over several machines come with gangs.
 """
 
 from __future__ import annotations

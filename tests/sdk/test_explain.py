@@ -8,7 +8,9 @@ import pytest
 
 import gpulayer as gl
 from gpulayer.client import Client
+from gpulayer.handle import Job
 from tests.sdk.benches import Bench
+from tests.support import PATIENCE_S, wait_until
 
 
 def work() -> int:
@@ -52,6 +54,50 @@ def test_a_busy_worker_is_told_apart_from_one_that_never_fits(client: Client, be
     assert found.fits == "busy"
     assert found.workers[0].reasons == ("needs 10 free cpus, 4 free",)
     assert found.summary == "the only worker that fits is busy"
+
+
+def kept_for_a_large_job(client: Client, bench: Bench) -> Job[object]:
+    """A job that needs more than is free beside a small one, after the time that it waits for an earmark."""
+    bench.hand.link.call("HSET", bench.hand.key("config"), "earmark_ms", 1)
+    bench.take(client.submit(work).id)
+    large = client.submit(work, cpus=64, memory="1GiB")
+
+    def is_kept() -> bool:
+        bench.hand.tick()
+        return bool(bench.hand.link.call("EXISTS", bench.hand.key("earmarks")))
+
+    wait_until(is_kept, PATIENCE_S, "the machine is kept")
+    return large
+
+
+def test_a_job_that_a_worker_is_kept_for_says_so(client: Client, bench: Bench) -> None:
+    large = kept_for_a_large_job(client, bench)
+    found = large.explain()
+
+    assert found.fits == "busy"
+    assert found.workers[0].reasons == ("needs 64 free cpus, 63 free", "kept for this job")
+    assert found.summary == "the only worker that fits is busy"
+
+
+def test_a_small_job_is_told_which_job_the_room_is_kept_for_and_an_important_one_is_not(
+    client: Client, bench: Bench
+) -> None:
+    large = kept_for_a_large_job(client, bench)
+    small, urgent = client.submit(work).explain(), client.submit(work, priority="high").explain()
+
+    assert (small.fits, small.workers[0].reasons) == ("busy", (f"kept for job {large.id}",))
+    assert (urgent.fits, urgent.workers[0].reasons) == ("yes", ("fits",))
+
+
+def test_what_is_kept_for_another_job_is_no_reason_where_there_is_room_beside_it(
+    client: Client, bench: Bench
+) -> None:
+    text = b"earmark j_0123456789ab c0.0.60.1024.0.x ann 2 w_bench 0 "
+    bench.hand.link.call("HSET", bench.hand.key("held:w_bench"), "earmark", text)
+
+    assert client.submit(work, cpus=4).explain().fits == "yes"
+    assert client.submit(work, cpus=5).explain().workers[0].reasons == ("kept for job j_0123456789ab",)
+    bench.hand.link.call("DEL", bench.hand.key("held:w_bench"))
 
 
 def test_workers_are_listed_with_what_they_hold(client: Client, bench: Bench) -> None:
