@@ -11,50 +11,55 @@ In the same way nobody waits for threads where there are none, nor flushes log h
 from __future__ import annotations
 
 import atexit
-import contextlib
+import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 LEFT_OUT = {"threading", "logging"}
+MOMENTS = ("before", "after_in_child", "after_in_parent")
 
-_is_job = False
+# This interpreter's lists of actions, and what each has in a job. Found once: what is frozen is not found any more.
+_lists: list[list[Any]] = []
+_whole: list[tuple[list[Any], list[Any]]] = []
 _renumber: Callable[[], object] = bool
 
 
-@contextlib.contextmanager
-def leaving_out() -> Iterator[None]:
-    """What these modules ask for at forks, if they are imported in here, is done in jobs alone."""
-    own = getattr(os, "register_at_fork", None)
-    if own is None:
-        yield
-        return
-
-    def register(**actions: Callable[[], Any]) -> None:
-        if {getattr(action, "__module__", None) for action in actions.values()} <= LEFT_OUT:
-            actions = {moment: _only_in_jobs(action) for moment, action in actions.items()}
-        own(**actions)
-
-    os.register_at_fork = register  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        os.register_at_fork = own
+def leave_out() -> None:
+    """Called by the fork server whenever it has imported: what these modules ask for at forks is done in jobs alone."""
+    if not _lists and hasattr(os, "register_at_fork"):
+        _lists.extend(found for moment in MOMENTS for found in _lists_of(moment))
+    _put_back()
+    for actions in _lists:
+        kept = [action for action in actions if getattr(action, "__module__", None) not in LEFT_OUT]
+        if len(kept) < len(actions):
+            _whole.append((actions, actions[:]))
+            actions[:] = kept
 
 
-def _only_in_jobs(action: Callable[[], Any]) -> Callable[[], None]:
-    def act() -> None:
-        if _is_job:
-            action()
+def _lists_of(moment: str) -> list[list[Any]]:
+    """The list of actions at one moment of a fork; none where an interpreter keeps them otherwise."""
 
-    return act
+    def mark() -> None:
+        pass
+
+    os.register_at_fork(**{moment: mark})
+    found = [holder for holder in gc.get_referrers(mark) if type(holder) is list]
+    for actions in found:
+        actions.remove(mark)
+    return found
+
+
+def _put_back() -> None:
+    for actions, whole in _whole:
+        actions[:] = whole
+    _whole.clear()
 
 
 def take_up() -> None:
     """This process is a job's."""
-    global _is_job
-    _is_job = True
+    _put_back()
     _renumber()
 
 

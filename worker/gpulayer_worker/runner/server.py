@@ -293,6 +293,7 @@ def note_own_state() -> None:
     """What jobs are to be rid of is looked up here, once, and not in each of them."""
     child.note_environment()
     signals.note_ignored()
+    forks.leave_out()
     forks.note_threading()
     proctree.ready_to_fork()
 
@@ -333,8 +334,8 @@ def serve(descriptor: int) -> int:
     os.closerange(descriptor + 1, 1024)
     proctree.become_subreaper()
     os.chdir("/")
-    with forks.leaving_out():
-        preload.bring_cloudpickle(sys.argv[3:])
+    preload.bring_cloudpickle(sys.argv[3:])
+    forks.leave_out()
     forks.leave_logging_to_jobs()
     preload.settle()
     # Python's own, where it found no locale: no job's.
