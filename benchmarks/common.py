@@ -31,13 +31,20 @@ _load_at_start = os.getloadavg()[0]
 @contextmanager
 def own_queue() -> Iterator[tuple[Endpoint, Queue]]:
     """The embedded server with the settings that users get, in a folder of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="gpb-", dir="/tmp"))
-    folders = Folders(folder / "state" / "machine", folder / "run").create()
-    try:
+    with own_folders() as folders:
         endpoint = ensure_server(folders)
         queue = Queue(Link(endpoint), "bench")
         queue.load()
         yield endpoint, queue
+
+
+@contextmanager
+def own_folders() -> Iterator[Folders]:
+    """Folders for a server that is stopped afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="gpb-", dir="/tmp"))
+    folders = Folders(folder / "state" / "machine", folder / "run").create()
+    try:
+        yield folders
     finally:
         stop_server(folders)
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,5 +1,7 @@
 """What a submit costs, against queued jobs and signatures, beside a PING and Dramatiq's own broker.
 
+At the longest queue also what a claim takes, and how long a killed server needs until it serves again.
+
     python benchmarks/submit_queue.py [--quick] [--save FOLDER]
 
 One client, one warm connection to the embedded server; PING and Dramatiq's stock Redis broker in the same run.
@@ -15,9 +17,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.common import machine, median, no_op_command, own_queue, requirements_of, save, timed
+from benchmarks import long_queue
+from benchmarks.common import (
+    machine,
+    median,
+    no_op_command,
+    own_folders,
+    own_queue,
+    requirements_of,
+    save,
+    timed,
+)
 from gpulayer_broker import functions
-from gpulayer_broker.connection import Endpoint
+from gpulayer_broker.connection import Endpoint, Link
+from gpulayer_broker.embedded import ensure_server
 from gpulayer_broker.queue import Queue
 
 BATCH = 1000
@@ -104,7 +117,9 @@ def main() -> None:
     print(
         f"{'queued':>9} {'sigs':>5} {'PING us':>8} {'submit us':>10} {'ratio':>6} {'server us':>10} {'piped us':>9}"
     )
-    with own_queue() as (endpoint, queue):
+    with own_folders() as folders:
+        queue = Queue(Link(ensure_server(folders)), "bench")
+        queue.load()
         empty, have = memory(queue), 0
         for length in lengths:
             fill(queue, length, 10, have)
@@ -114,6 +129,9 @@ def main() -> None:
             rows.append(row)
             show(row)
         print(f"memory per queued job at {have}: {rows[-1]['bytes_per_job']:.0f} B")
+        settle(queue)
+        rows[-1].update(long_queue.measure(queue, folders, 10))
+        show_long(rows[-1])
     with own_queue() as (endpoint, queue):
         fill(queue, 10_000, 1_000, 0)
         rows.append({"queued": 10_000, **at(queue, 1_000)})
@@ -130,6 +148,15 @@ def show(row: dict[str, Any]) -> None:
     print(
         f"{row['queued']:>9} {row['signatures']:>5} {row['ping_us']:>8.0f} {row['submit_us']:>10.0f} "
         f"{row['ratio_to_ping']:>6.2f} {row['submit_server_us']:>10.1f} {row['pipelined_us']:>9.1f}"
+    )
+
+
+def show_long(row: dict[str, Any]) -> None:
+    again = row["restart"]
+    print(f"a claim: {row['claim_p50_ms']:.2f} ms, p99 {row['claim_p99_ms']:.2f} ms")
+    print(
+        f"after a kill -9 with {again['queued']:,} queued: answers in {again['answers_s']:.1f} s, "
+        f"claims in {again['claims_s']:.1f} s ({again['file_bytes'] / 1e6:.0f} MB of file)"
     )
 
 

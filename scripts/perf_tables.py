@@ -265,11 +265,26 @@ def _queue_targets(figures: Figures) -> Iterable[tuple[str, str, str, bool]]:
         f"{growth:.2f} times",
         growth <= 1.1,
     )
+    yield from _long_queue_targets(longest)
     few, many = figures["idle_traffic"]["results"]["rows"]
     rate = few["commands_per_worker_s"]
     yield "commands a second of an idle worker", "≤ 0.3", f"{rate:.2f}", round(rate, 2) <= 0.3
     share = many["server_cpu_percent"]
     yield f"{many['workers']:,} idle workers, of a server's core", "< 3 %", f"{share:.1f} %", share < 3
+
+
+def _long_queue_targets(row: dict[str, Any]) -> Iterable[tuple[str, str, str, bool]]:
+    """Of runs that have measured them."""
+    if "claim_p99_ms" not in row:
+        return
+    p99_ms, back_s = row["claim_p99_ms"], row["restart"]["claims_s"]
+    yield f"a claim at {row['queued']:,} queued, p99", "≤ 20 ms", f"{p99_ms:.2f} ms", p99_ms <= 20
+    yield (
+        f"a killed server with {row['queued']:,} queued serves again",
+        "≤ 30 s",
+        f"{back_s:.1f} s",
+        back_s <= 30,
+    )
 
 
 def targets(figures: Figures) -> str:

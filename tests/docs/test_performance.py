@@ -57,6 +57,20 @@ def test_a_peer_is_compared_by_its_fastest_road(figures: Figures) -> None:
     assert not met(fast)["warm `.map` to Dramatiq's fastest road"]
 
 
+def test_a_run_that_measured_a_long_queue_is_held_to_its_targets(figures: Figures) -> None:
+    slow = copy.deepcopy(figures)
+    rows = slow["submit_queue"]["results"]["rows"]
+    longest = max(rows, key=lambda row: row["queued"])
+    longest |= {"claim_p99_ms": 21.0, "restart": {"claims_s": 12.0}}
+
+    told = met(slow)
+    assert told[f"a claim at {longest['queued']:,} queued, p99"] is False
+    assert told[f"a killed server with {longest['queued']:,} queued serves again"] is True
+    for name in ("claim_p99_ms", "restart"):
+        del longest[name]
+    assert not [what for what in met(slow) if "p99" in what or "serves again" in what]
+
+
 def test_a_busy_machine_is_told(figures: Figures) -> None:
     busy, quiet = copy.deepcopy(figures), copy.deepcopy(figures)
     busy["burst"]["machine"]["load"], quiet["burst"]["machine"]["load"] = 5.0, 0.1
