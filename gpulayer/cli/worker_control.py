@@ -152,7 +152,7 @@ def drain_worker(
     redis: opt.RedisOption = None,
     json: opt.JsonOption = False,
 ) -> int:
-    """Let a worker finish what it runs and take nothing new, wherever it is.
+    """Let a worker finish what it runs and take nothing new, wherever it is, until --undo or its next start.
 
     Example: gpulayer worker drain beta
     """

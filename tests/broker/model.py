@@ -157,6 +157,7 @@ class Model:
             worker.seen_ms = old.seen_ms
             if old.incarnation == machine.incarnation:
                 worker.nonce, worker.grants = old.nonce, old.grants
+                worker.state = "draining" if old.state == "draining" else "online"
             else:
                 self._died(machine.id, self.running(machine.id))
         worker.seen_ms = self.now_ms

@@ -328,6 +328,16 @@ def test_a_draining_worker_takes_nothing_until_it_is_online_again(hand: Hand) ->
     assert len(hand.claim(worker)) == 1
 
 
+def test_a_drain_outlives_a_change_of_the_machine_and_ends_with_a_new_start(hand: Hand) -> None:
+    hand.submit(CPU)
+    worker = hand.machine("w1", fits(CPU))
+    hand.run(fn.drain("w1", "draining"))
+
+    hand.register(worker, fits(CPU))
+    assert hand.claim(worker) == ()
+    assert len(hand.claim(hand.machine("w1", fits(CPU), incarnation="next"))) == 1
+
+
 def test_a_full_queue_refuses(hand: Hand) -> None:
     hand.link.call("HSET", hand.key("config"), "max_queued", 1)
     hand.submit(CPU)

@@ -1,6 +1,6 @@
 -- register: a worker, or its next incarnation, joins the namespace with its class of capabilities.
 -- Guarantee: a class is accepted only if it was matched against every signature known at this moment; what a former
---   incarnation of the same worker held counts as lost and is free again at once.
+--   incarnation of the same worker held counts as lost and is free again at once. A drain lasts as long as its incarnation.
 -- Keys: root. Arguments: worker, node, incarnation, class, slots, node_cpus, memory_mib, heartbeat_ms, grace_ms, info,
 --   capabilities, version, n, then n times signature, groups.
 -- Returns: {'match', version} to match first (see `match`), or {'ok', version}.
@@ -18,7 +18,7 @@ register('register', {'allow-oom'}, function(K, A)
     end
   end
   redis.call('ZADD', P .. 'classseen', now, class)
-  local before = redis.call('HMGET', key, 'incarnation', 'class', 'node')
+  local before = redis.call('HMGET', key, 'incarnation', 'class', 'node', 'state')
   if before[1] and before[1] ~= A[3] then
     local lost = {}
     for _, id in ipairs(redis.call('SMEMBERS', P .. 'running:' .. w)) do
@@ -36,8 +36,9 @@ register('register', {'allow-oom'}, function(K, A)
   if before[2] then H.idle_remove(P, before[2], w) end
   H.lift_of(P, w, before[3], now)
   if before[3] and before[3] ~= A[2] then redis.call('SREM', P .. 'siblings:' .. before[3], w) end
+  local state = before[1] == A[3] and before[4] == 'draining' and 'draining' or 'online'
   redis.call('HSET', key, 'node', A[2], 'incarnation', A[3], 'class', class, 'slots', A[5], 'cpus', A[6], 'memory', A[7],
-             'heartbeat_ms', A[8], 'grace_ms', A[9], 'info', A[10], 'state', 'online', 'since_ms', now)
+             'heartbeat_ms', A[8], 'grace_ms', A[9], 'info', A[10], 'state', state, 'since_ms', now)
   if before[1] ~= A[3] then redis.call('HSET', key, 'nonce', '', 'grants', '') end
   redis.call('SADD', P .. 'siblings:' .. A[2], w)
   redis.call('ZADD', P .. 'workers', now, w)
