@@ -39,6 +39,14 @@ def pack(data: bytes) -> dict[str, str]:
     return {"b64": _text(data)}
 
 
+def written(data: bytes) -> bytes:
+    """What `pack` gives, as JSON."""
+    if len(data) < LEAST_BYTES:
+        return b'{"b64":"%b"}' % b2a_base64(data, newline=False)
+    ((name, text),) = pack(data).items()
+    return b'{"%b":"%b"}' % (name.encode(), text.encode())
+
+
 def unpack(raw: Mapping[str, Any]) -> bytes:
     """The bytes of such a part; ValueError, KeyError or TypeError where it is none."""
     if "z" in raw:

@@ -102,15 +102,10 @@ class Frame(NamedTuple):
     def filled(self, job_id: str, created_ms: int, arguments: Payload) -> bytes:
         """What `encode` gives for such a job with these arguments."""
         before, before_id, before_time, after = self
-        told = (
-            before,
-            _dumped(arguments.encode()),
-            before_id,
-            _dumped(job_id),
-            before_time,
-            b"%d" % created_ms,
-        )
-        return b"".join((*told, after))
+        data = arguments.data
+        told = inline.written(data) if data is not None else _dumped(arguments.encode())
+        # An id is of letters that JSON writes as they are.
+        return b"%b%b%b%b%b%d%b" % (before, told, before_id, job_id.encode(), before_time, created_ms, after)
 
 
 def frame(spec: Spec, options: Mapping[str, Any] | None = None) -> Frame:
@@ -119,7 +114,9 @@ def frame(spec: Spec, options: Mapping[str, Any] | None = None) -> Frame:
     mark = secrets.token_hex(16)
     plain = _plain(spec)
     plain["call"]["arguments"] = mark
-    return Frame(*_dumped(_message(mark, mark, plain, options)).split(b'"%b"' % mark.encode()))
+    data = _dumped(_message(mark, mark, plain, options))
+    before, before_id, time, after = data.split(b'"%b"' % mark.encode())
+    return Frame(before, before_id + b'"', b'"' + time, after)
 
 
 def encode(job_id: str, created_ms: int, spec: Spec, options: Mapping[str, Any] | None = None) -> bytes:

@@ -47,7 +47,7 @@ def test_the_encoding_is_canonical(job: Spec) -> None:
 
 @given(
     SPECS.filter(lambda job: job.call is not None),
-    TEXT,
+    st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True),
     st.integers(0, 2**53),
     PAYLOADS | st.integers(90, 5000).map(lambda size: Payload(b"a" * size, "", size)),
     st.dictionaries(TEXT, st.integers(0, 9) | TEXT, max_size=3),
