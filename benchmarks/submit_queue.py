@@ -4,7 +4,8 @@ At the longest queue also what a claim takes, and how long a killed server needs
 
     python benchmarks/submit_queue.py [--quick] [--save FOLDER]
 
-One client, one warm connection to the embedded server; PING and Dramatiq's stock Redis broker in the same run.
+One client, one warm connection to the embedded server; in the same run a PING of that connection, one by redis-py's
+own client, and Dramatiq's stock Redis broker.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import redis
 
 from benchmarks import long_queue
 from benchmarks.common import (
@@ -63,15 +66,17 @@ def settle(queue: Queue) -> None:
 
 
 def at(queue: Queue, signatures: int) -> dict[str, float]:
-    """The figures at the present length of the queue; PING and submit take turns, to meet the same moments."""
+    """The figures at the present length of the queue; PINGs and submit take turns, to meet the same moments."""
     settle(queue)
     need = requirements_of(0)
     queue.introduce(need)
     submit = [no_op_command(need) for _ in range(3 * SAMPLES)]
     one = iter(submit[: 2 * SAMPLES])
-    ping, single = [], []
+    ping, stock, single = [], [], []
+    client = redis.Redis(unix_socket_path=queue.link.endpoint.path)
     for _ in range(SAMPLES):
         ping += timed(lambda: queue.link.call("PING"), 1)
+        stock += timed(client.ping, 1)
         single += timed(lambda: queue.run(functions.submit(next(one))), 1)
     server = server_us(queue, lambda: queue.run(functions.submit(next(one))), SAMPLES)
     rest = submit[2 * SAMPLES :]
@@ -81,8 +86,10 @@ def at(queue: Queue, signatures: int) -> dict[str, float]:
     return {
         "signatures": signatures,
         "ping_us": median(ping),
+        "redis_py_ping_us": median(stock),
         "submit_us": median(single),
         "ratio_to_ping": median(single) / median(ping),
+        "ratio_to_redis_py_ping": median(single) / median(stock),
         "submit_server_us": server,
         "pipelined_us": median(pipelined) / 100,
     }
@@ -115,7 +122,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     print(machine())
     print(
-        f"{'queued':>9} {'sigs':>5} {'PING us':>8} {'submit us':>10} {'ratio':>6} {'server us':>10} {'piped us':>9}"
+        f"{'queued':>9} {'sigs':>5} {'PING us':>8} {'redis-py':>8} {'submit us':>10} {'ratio':>6} {'server us':>10} "
+        f"{'piped us':>9}"
     )
     with own_folders() as folders:
         queue = Queue(Link(ensure_server(folders)), "bench")
@@ -146,8 +154,9 @@ def main() -> None:
 
 def show(row: dict[str, Any]) -> None:
     print(
-        f"{row['queued']:>9} {row['signatures']:>5} {row['ping_us']:>8.0f} {row['submit_us']:>10.0f} "
-        f"{row['ratio_to_ping']:>6.2f} {row['submit_server_us']:>10.1f} {row['pipelined_us']:>9.1f}"
+        f"{row['queued']:>9} {row['signatures']:>5} {row['ping_us']:>8.0f} {row['redis_py_ping_us']:>8.0f} "
+        f"{row['submit_us']:>10.0f} {row['ratio_to_ping']:>6.2f} {row['submit_server_us']:>10.1f} "
+        f"{row['pipelined_us']:>9.1f}"
     )
 
 

@@ -179,6 +179,7 @@ def submit(figures: Figures) -> str:
             f"{row['queued']:,}",
             f"{row['signatures']:,}",
             f"{row['ping_us']:.0f}",
+            f"{row['redis_py_ping_us']:.0f}" if "redis_py_ping_us" in row else "-",
             f"{row['submit_us']:.0f}",
             f"{row['ratio_to_ping']:.1f}",
             f"{row['submit_server_us']:.0f}",
@@ -187,7 +188,16 @@ def submit(figures: Figures) -> str:
         for row in figures["submit_queue"]["results"]["rows"]
     ]
     peer_us = figures["submit_queue"]["results"]["dramatiq_send_us"]
-    columns = ("queued", "signatures", "PING µs", "submit µs", "ratio", "server µs", "pipelined µs")
+    columns = (
+        "queued",
+        "signatures",
+        "PING µs",
+        "by redis-py",
+        "submit µs",
+        "ratio",
+        "server µs",
+        "pipelined µs",
+    )
     beside = f"Dramatiq's Redis broker on the same server, in the same run: {peer_us:.0f} µs a send."
     return f"{table(columns, rows)}\n\n{beside}"
 
@@ -250,7 +260,9 @@ def _targets(figures: Figures) -> Iterable[tuple[str, str, str, bool]]:
 def _queue_targets(figures: Figures) -> Iterable[tuple[str, str, str, bool]]:
     rows = figures["submit_queue"]["results"]["rows"]
     ratio = rows[0]["ratio_to_ping"]
-    yield "one submit to a PING", "≤ 1.5 times", f"{ratio:.1f} times", ratio <= 1.5
+    yield "one submit to a PING of its connection", "≤ 1.5 times", f"{ratio:.1f} times", ratio <= 1.5
+    if (stock := rows[0].get("ratio_to_redis_py_ping")) is not None:
+        yield "one submit to a PING by redis-py", "≤ 1.5 times", f"{stock:.1f} times", stock <= 1.5
     yield (
         "a submit of many at once",
         "≤ 40 µs",
