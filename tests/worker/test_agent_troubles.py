@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpulayer.explaining import explain
+from gpulayer_broker import functions
 from gpulayer_broker.workers import read_workers
 from gpulayer_worker.processes.fork_server import ForkServer
 from gpulayer_worker.processes.job import JobProcess
@@ -51,6 +52,39 @@ def test_a_job_that_fills_the_disk_fails_and_the_worker_goes_on(desk: Desk, hire
     assert desk.final(full).state == "failed"
     wait_until(lambda: free_bytes(state) > 4_000_000, PATIENCE_S, "the job's folder is removed")
     assert desk.final(desk.command("true")).state == "succeeded"
+    assert worker.alive
+
+
+@pytest.mark.parametrize("isolation", ["fresh", "warm"])
+def test_a_job_that_fills_the_disk_and_goes_on_is_ended_for_it_and_no_other_is(
+    desk: Desk, hire: Hire, state: Path, isolation: str
+) -> None:
+    def fill_up() -> None:
+        import time
+        from pathlib import Path
+
+        print("fills it", flush=True)
+        try:
+            with open("big", "wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    continue
+        except OSError:
+            time.sleep(1000)
+        Path("big").unlink()
+
+    worker = hire(environment={"GPULAYER_STATE_DIR": str(state)})
+    other = desk.shell("echo runs; head -c 100000 /dev/zero > own; sleep 1000")
+    wait_until(lambda: desk.tail(other), PATIENCE_S, "another job runs")
+    record = desk.final(desk.function(fill_up, isolation=isolation))
+    assert (record.state, record.end_reason) == ("failed", "disk")
+    error = desk.error(record.id)
+    assert error["message"].startswith("the worker's disk was full, and it had the most of it, ")
+    assert error["message"].endswith(": ask for disk=")
+    assert error["tail"] == "fills it"
+    assert desk.final(desk.command("true")).state == "succeeded"
+    assert desk.record(other).state == "running"
+    desk.queue.run(functions.cancel(other))
+    desk.final(other)
     assert worker.alive
 
 

@@ -50,6 +50,39 @@ def test_what_is_too_much_is_told_once_and_what_is_not_is_left_alone(tmp_path: P
     assert limit == 2 * MB
 
 
+def test_on_a_full_disk_the_largest_of_those_without_a_limit_is_told_and_no_other_for_a_while(
+    tmp_path: Path,
+) -> None:
+    told: dict[str, list[tuple[int, int]]] = {name: [] for name in ("small", "middle", "large", "limited")}
+    lacking = [0]
+    bounds = Bounds(lacking_bytes=lambda: lacking[0])
+    for name, size in (("small", 1), ("large", 4), ("middle", 3), ("limited", 5)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"x" * size * MB)
+        limit_bytes = 100 * MB if name == "limited" else 0
+        bounds.watch(name, Bound([tmp_path / name], limit_bytes, partial(note, told[name])))
+
+    bounds.look()
+    assert not any(told.values()), "the disk is not full"
+    lacking[0] = 2 * MB
+    bounds.look()
+    bounds.look()
+    assert [name for name, sizes in told.items() if sizes] == ["large"]
+    [(size, limit)] = told["large"]
+    assert size >= 4 * MB
+    assert limit == 0
+
+
+def test_nobody_is_told_of_a_full_disk_that_others_have_filled(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * MB)
+    told: list[tuple[int, int]] = []
+    bounds = Bounds(lacking_bytes=lambda: 3 * MB)
+    bounds.watch("t", Bound([tmp_path], 0, partial(note, told)))
+
+    bounds.look()
+    assert told == []
+
+
 def test_what_is_forgotten_is_not_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * MB)
     told: list[tuple[int, int]] = []

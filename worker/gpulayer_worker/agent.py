@@ -202,7 +202,7 @@ class Agent:
             warm=WarmLane(pool, self.groups, self._at_once, cleaner.do),
             logs=logs,
             cleaner=cleaner,
-            bounds=Bounds(),
+            bounds=Bounds(lacking_bytes=self.hardware.lacking_bytes),
             groups=self.groups,
             meters=meters,
             scratch=Scratches(scratch, self.folders.runtime / f"tmp-{self.home.name}"),

@@ -1,8 +1,11 @@
-"""Watches that a job's folder stays within the disk that the job asked for.
+"""Watches that a job's folder stays within the disk that the job asked for, and that no other job fills the disk.
 
 What is in the folder, the job's HOME and its TMPDIR counts, as the file system has it in blocks; a file with several
-names counts once. A look at a folder of very many files takes a while: the more it takes, the rarer it is. Of a job
-that did not ask for disk nothing is measured.
+names counts once. A look at a folder of very many files takes a while: the more it takes, the rarer it is.
+
+A job that did not ask for disk has what there is, and nothing of it is measured until the disk is full. Then the one
+that has the most is told, if that would make room: as the kernel does when memory is over. What grows elsewhere, such
+as in /tmp, is nobody's here, and no job is ended for it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +24,16 @@ EVERY_S = 2.0
 # Of the time, at most this share goes into looking.
 BUSY_SHARE = 0.05
 BLOCK_BYTES = 512
+# A job that was ended for a full disk gets its grace, and its folder is removed, before another is looked for.
+RELIEF_S = 30.0
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Folders that may have so much together, and who is told when they have more: how much, and the limit."""
+    """Folders that may have so much together, and who is told when they have more: how much, and the limit.
+
+    Without a limit (0) they may have what the disk has, and it is told that this was too much.
+    """
 
     folders: Sequence[Path]
     limit_bytes: int
@@ -33,11 +41,16 @@ class Bound:
 
 
 class Bounds(threading.Thread):
-    """Looks at every watched attempt's folders again and again, until stopped."""
+    """Looks at every watched attempt's folders again and again, until stopped.
 
-    def __init__(self, every_s: float = EVERY_S) -> None:
+    `lacking_bytes` says how much must be freed of a full disk; 0 while it is not full.
+    """
+
+    def __init__(self, every_s: float = EVERY_S, lacking_bytes: Callable[[], int] = lambda: 0) -> None:
         super().__init__(name="gpulayer-bounds", daemon=True)
         self._every_s = every_s
+        self._lacking_bytes = lacking_bytes
+        self._relieved_s = -RELIEF_S
         self._watched: dict[str, Bound] = {}
         self._lock = threading.Lock()
         self._some = threading.Event()
@@ -74,10 +87,27 @@ class Bounds(threading.Thread):
         with self._lock:
             watched = list(self._watched.items())
         for token, bound in watched:
-            size_bytes = sum(map(used_bytes, bound.folders))
-            if size_bytes > bound.limit_bytes:
+            if bound.limit_bytes and (size_bytes := held_bytes(bound)) > bound.limit_bytes:
                 self.forget(token)
                 bound.on_over(size_bytes, bound.limit_bytes)
+        self._relieve({token: bound for token, bound in watched if not bound.limit_bytes})
+
+    def _relieve(self, unlimited: Mapping[str, Bound]) -> None:
+        """On a full disk, tells the one that has the most, where it has what is lacking."""
+        lacking_bytes = self._lacking_bytes() if unlimited else 0
+        if not lacking_bytes or time.monotonic() - self._relieved_s < RELIEF_S:
+            return
+        held = {token: held_bytes(bound) for token, bound in unlimited.items()}
+        token = max(held, key=held.__getitem__)
+        if held[token] >= lacking_bytes:
+            self._relieved_s = time.monotonic()
+            self.forget(token)
+            unlimited[token].on_over(held[token], 0)
+
+
+def held_bytes(bound: Bound) -> int:
+    """What its folders have by now."""
+    return sum(map(used_bytes, bound.folders))
 
 
 def used_bytes(folder: Path) -> int:

@@ -37,6 +37,8 @@ from gpulayer_worker.runner import proctree
 JUST_HELD_S = 5.0
 # With less free than this, or than that share of a small disk, no job is begun.
 RESERVE_BYTES, RESERVE_SHARE, RESERVE_FILES = 64 * MIB, 20, 32
+# Of that reserve: with less free the disk is full, and what runs has to give way too.
+FULL_SHARE = 8
 SHOWN_STEP_BYTES = 64 * MIB
 
 
@@ -173,9 +175,17 @@ class Hardware:
             facts = os.statvfs(self.scratch)
         except OSError:
             return False
-        reserve_bytes = min(RESERVE_BYTES, facts.f_blocks * facts.f_frsize // RESERVE_SHARE)
         files = facts.f_files == 0 or facts.f_favail >= RESERVE_FILES
-        return files and facts.f_bavail * facts.f_frsize >= reserve_bytes
+        return files and facts.f_bavail * facts.f_frsize >= _reserve_bytes(facts)
+
+    def lacking_bytes(self) -> int:
+        """Of a disk that is full, what must be freed so that jobs can begin; 0 of one that is not."""
+        try:
+            facts = os.statvfs(self.scratch)
+        except OSError:
+            return 0
+        free, reserve = facts.f_bavail * facts.f_frsize, _reserve_bytes(facts)
+        return reserve - free if free < reserve // FULL_SHARE else 0
 
     def _disk_free_mib(self) -> int:
         return free_bytes(self.scratch) // MIB
@@ -300,6 +310,10 @@ def rounded(size_bytes: int) -> int:
 def stepped(size_bytes: int, step_bytes: int) -> int:
     """In whole steps, so that what is told changes only when it matters."""
     return size_bytes // step_bytes * step_bytes
+
+
+def _reserve_bytes(facts: os.statvfs_result) -> int:
+    return min(RESERVE_BYTES, facts.f_blocks * facts.f_frsize // RESERVE_SHARE)
 
 
 def free_bytes(folder: Path) -> int:

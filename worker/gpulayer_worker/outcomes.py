@@ -75,7 +75,12 @@ def out_of_memory(ending: Ending, facts: GroupFacts, limit_bytes: int) -> Outcom
 
 
 def over_disk(size_bytes: int, limit_bytes: int) -> Outcome:
-    """The outcome of a job that was ended because its folder had grown beyond what it asked for."""
+    """The outcome of a job that was ended because its folder had grown beyond what it asked for, or filled the disk."""
+    if not limit_bytes:
+        text = (
+            f"the worker's disk was full, and it had the most of it, {format_size(size_bytes)}: ask for disk="
+        )
+        return failed("disk", "DiskOver", text)
     size, limit = format_unlike(size_bytes, limit_bytes)
     return failed("disk", "DiskOver", f"its folder has {size}, its disk is {limit}: ask for more with disk=")
 

@@ -255,16 +255,14 @@ class Run:
         return {"TMPDIR": self.shop.scratch.make_temporary(scratch)}
 
     def _bound_disk(self, scratch: Scratch, needs: Requirements, end: Callable[[], object]) -> None:
-        """Watches the job's folders where it asked for so much disk; `end` is called when they have more."""
+        """Watches the job's folders; `end` is called when they have more than it asked for, or fill the disk."""
 
         def on_over(size_bytes: int, limit_bytes: int) -> None:
             self.over_disk = over_disk(size_bytes, limit_bytes)
             end()
 
-        if needs.disk_bytes:
-            folders = (scratch.work, scratch.home, scratch.temporary)
-            bound = Bound(folders, needs.disk_bytes, on_over)
-            self.shop.bounds.watch(self.attempt.token, bound)
+        folders = (scratch.work, scratch.home, scratch.temporary)
+        self.shop.bounds.watch(self.attempt.token, Bound(folders, needs.disk_bytes, on_over))
 
     def _clock_in(self) -> None:
         self.started_s = time.monotonic()
