@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import redis
 
 from gpulayer_broker.errors import BadSource, BlobCorrupt, BlobMissing, StoreError
+from gpulayer_broker.store.blobstore import NO_SIZES
 from gpulayer_broker.store.files import (
     CHUNK_BYTES,
     checked_sha256,
@@ -65,12 +66,12 @@ class QueueStore:
         """A store by the same connection that counts from zero."""
         return QueueStore(self._client, self._key, limit_bytes=self._limit_bytes, ttl_s=self._ttl_s)
 
-    def has(self, shas: Iterable[str]) -> set[str]:
+    def has(self, shas: Iterable[str], sizes: Mapping[str, int] = NO_SIZES) -> set[str]:
         """Those of `shas` that are missing, or miss a chunk; the others live for the whole lifetime from now."""
         missing: set[str] = set()
         pending = iter([checked_sha256(sha) for sha in shas])
         while batch := list(islice(pending, _BATCH)):
-            missing.update(self._missing_of(batch))
+            missing.update(self._missing_of(batch, sizes))
         return missing
 
     def put_bytes(self, data: bytes) -> str:
@@ -102,9 +103,9 @@ class QueueStore:
         except BlobCorrupt:
             raise self._discarded(sha) from None
 
-    def _missing_of(self, shas: list[str]) -> set[str]:
-        sizes = self._sizes(shas)
-        present = [(sha, size) for sha, size in zip(shas, sizes, strict=True) if size is not None]
+    def _missing_of(self, shas: list[str], sizes: Mapping[str, int]) -> set[str]:
+        found = zip(shas, self._sizes(shas), strict=True)
+        present = [(sha, size) for sha, size in found if size is not None and size == sizes.get(sha, size)]
         keys = [(sha, self._key(sha, n)) for sha, size in present for n in range(_count_of(size))]
         renewed = self._run([("EXPIRE", key, self._ttl_s) for _, key in keys])
         gone = {sha for (sha, _), was_there in zip(keys, renewed, strict=True) if not was_there}

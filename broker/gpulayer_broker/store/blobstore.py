@@ -7,9 +7,12 @@ server are one to them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
+
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
 
 class BlobStore(Protocol):
@@ -22,8 +25,11 @@ class BlobStore(Protocol):
     def for_job(self) -> BlobStore:
         """The same blobs, for another job: its bytes count from zero."""
 
-    def has(self, shas: Iterable[str]) -> set[str]:
-        """Those of `shas` that are missing; what is there is kept for another retention period."""
+    def has(self, shas: Iterable[str], sizes: Mapping[str, int] = NO_SIZES) -> set[str]:
+        """Those of `shas` that are missing; what is there is kept for another retention period.
+
+        One that does not have the size that it is known to have counts as missing: to put it again heals it.
+        """
 
     def put_bytes(self, data: bytes) -> str:
         """Store `data`; its SHA-256."""

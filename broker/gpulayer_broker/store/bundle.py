@@ -152,7 +152,8 @@ def _put_missing(
 
     Of equal files one is put. If that one has changed meanwhile, the next turn puts another.
     """
-    missing = store.has({entry.sha256 for _, entry in hashed if entry.kind == "file"})
+    sizes = {entry.sha256: entry.size for _, entry in hashed if entry.kind == "file"}
+    missing = store.has(sizes, sizes)
     settled: dict[int, Entry | None] = {}
     new: set[str] = set()
     with ThreadPoolExecutor(_PUT_THREADS, "gpulayer-put") as pool:

@@ -14,12 +14,13 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from gpulayer_broker.errors import BlobCorrupt, BlobMissing, StoreError
+from gpulayer_broker.store.blobstore import NO_SIZES
 from gpulayer_broker.store.files import (
     FILE_FLAGS,
     checked_sha256,
@@ -59,9 +60,12 @@ class LocalStore:
         """This store: it sets a job no limit of its own."""
         return self
 
-    def has(self, shas: Iterable[str]) -> set[str]:
-        """Those of `shas` that are missing; the others are safe from `gc` for its whole period from now."""
-        return {sha for sha in shas if not _touch(self._path(sha))}
+    def has(self, shas: Iterable[str], sizes: Mapping[str, int] = NO_SIZES) -> set[str]:
+        """Those of `shas` that are missing; the others are safe from `gc` for its whole period from now.
+
+        One that a failing disk has cut short is as good as missing, where its size is known.
+        """
+        return {sha for sha in shas if not self._renewed(sha, sizes.get(sha))}
 
     def put_bytes(self, data: bytes) -> str:
         """Store `data`; its SHA-256. Bytes that are there already cost a stat."""
@@ -136,9 +140,9 @@ class LocalStore:
             return fd
         raise BlobMissing(f"blob {sha} is not in {self.root}; submit again to send it anew")
 
-    def _renewed(self, sha: str, size_bytes: int) -> bool:
+    def _renewed(self, sha: str, size_bytes: int | None) -> bool:
         path = self._path(sha)
-        return _touch(path) and _size_of(path) == size_bytes
+        return _touch(path) and (size_bytes is None or _size_of(path) == size_bytes)
 
     def _publish(self, write: Callable[[int], tuple[str, int]]) -> tuple[str, int]:
         temp = self._temp / f"{os.getpid()}-{secrets.token_hex(8)}"

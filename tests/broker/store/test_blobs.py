@@ -81,6 +81,12 @@ def test_no_key_holds_more_than_a_chunk_and_its_size(
     assert [client.strlen(key(sha, n)) for n in range(4)] == [CHUNK_BYTES + 8, CHUNK_BYTES, 5, 0]
 
 
+def test_a_blob_that_has_not_the_size_it_is_known_to_have_is_missing(store: QueueStore) -> None:
+    shas = [store.put_bytes(data) for data in (b"one", b"three")]
+
+    assert store.has(shas, dict.fromkeys(shas, 3)) == {shas[1]}
+
+
 def test_has_names_what_is_missing(store: QueueStore) -> None:
     shas = [store.put_bytes(str(number).encode()) for number in range(1200)]
 

@@ -107,6 +107,16 @@ def test_has_names_what_is_missing(store: LocalStore) -> None:
     assert store.has([sha, ABSENT]) == {ABSENT}
 
 
+@pytest.mark.parametrize("found", [b"", b"her", b"here and more"])
+def test_a_blob_that_has_not_the_size_it_is_known_to_have_is_missing(store: LocalStore, found: bytes) -> None:
+    sha = store.put_bytes(b"here")
+    blob_path(store, sha).write_bytes(found)
+
+    assert store.has([sha, ABSENT], {sha: 4, ABSENT: 1}) == {sha, ABSENT}
+    store.put_bytes(b"here")
+    assert store.has([sha], {sha: 4}) == set()
+
+
 def test_a_missing_blob_is_named(store: LocalStore, folder: int) -> None:
     with pytest.raises(BlobMissing, match=ABSENT):
         store.read_bytes(ABSENT, 10)
