@@ -30,6 +30,7 @@ from gpulayer.log_tail import (
 from gpulayer.session import Session
 from gpulayer_broker import functions
 from gpulayer_broker.connection import Link
+from gpulayer_broker.damage import words
 from gpulayer_broker.errors import GpulayerError, QueueUnreachable
 from gpulayer_broker.job import FINAL, QUEUED, JobRecord
 
@@ -80,7 +81,7 @@ class _Tails:
                 ("HGET", keys.array(self._id), "done"),
             ],
         )
-        self.state = (facts[1] or b"").decode()
+        self.state = words(facts[1])
         self.progress = json.dumps({"done": int(ended or 0), "total": int(facts[2] or 0)})
         runs = {int(chunk.rpartition(b"/")[2]) for chunk in running}
         self._open(link, int(facts[0] or 0), runs)

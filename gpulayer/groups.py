@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from gpulayer_broker.damage import words
 from gpulayer_broker.errors import GpulayerError, JobNotFound, UsageError
 from gpulayer_broker.job import new_id
 from gpulayer_broker.queue import Queue
@@ -79,7 +80,7 @@ def states(queue: Queue, job_ids: Sequence[str]) -> Iterator[tuple[str, str]]:
         for job_id, state in zip(page, queue.link.pipeline(commands), strict=True):
             if isinstance(state, GpulayerError):
                 raise state
-            yield job_id, (state or b"").decode()
+            yield job_id, words(state)
 
 
 def summary(counts: Counter[str]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from gpulayer.session import Session
 from gpulayer_broker.connection import Link
 from gpulayer_broker.damage import whole as number
+from gpulayer_broker.damage import words
 from gpulayer_broker.errors import BlobCorrupt
 from gpulayer_broker.job import JobRecord
 from gpulayer_broker.units import format_size
@@ -96,7 +97,7 @@ class Tail:
             if (number(fields.get(b"t")) or self._since_ms) < self._since_ms:
                 self._offset = max(self._offset, top)
             elif self.cut is None:
-                yield from self._taken(fields[b"s"].decode(), fields[b"d"], top)
+                yield from self._taken(words(fields[b"s"]), fields[b"d"], top)
 
     def _taken(self, stream: str, data: bytes, top: int) -> Iterator[Piece]:
         """The bytes that end at the offset `top`, without those that are known."""

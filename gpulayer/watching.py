@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gpulayer.attentive import attentive
 from gpulayer.manner import Manner
+from gpulayer_broker.log_lines import safe_line
 
 if TYPE_CHECKING:
     from gpulayer.bar import Bar
@@ -70,7 +71,7 @@ def detach(result: Counted, interrupt: KeyboardInterrupt) -> None:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(safe_line(line), file=sys.stderr, flush=True)
 
 
 class Drawing:
@@ -90,7 +91,9 @@ class Drawing:
         with self._lock:
             if self._timer is not None:
                 result = self._result
-                self._bar = _open_bar(result._manner.name, lambda: (result._ended(), result._calls()))
+                self._bar = _open_bar(
+                    safe_line(result._manner.name), lambda: (result._ended(), result._calls())
+                )
 
     def close(self) -> None:
         """Ends the bar; nothing is drawn afterwards."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gpulayer_broker.damage import words
+
 
 @dataclass(frozen=True)
 class Submitted:
@@ -116,7 +118,7 @@ def first(reply: Any) -> str:
 
 
 def with_state(reply: Any) -> tuple[str, str]:
-    return text(reply[0]), text(reply[1]) if len(reply) > 1 else ""
+    return text(reply[0]), words(reply[1]) if len(reply) > 1 else ""
 
 
 def submitted(reply: Any) -> Submitted:

@@ -20,6 +20,11 @@ def whole(raw: bytes | str | None, most: int = MOST) -> int | None:
     return number if 0 <= number <= most else None
 
 
+def words(raw: bytes | None) -> str:
+    """A text; what is no UTF-8 in it is marked as such."""
+    return (raw or b"").decode("utf-8", "replace")
+
+
 def document(raw: bytes | str | None) -> dict[str, Any]:
     """A JSON object; empty where there is none."""
     try:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from gpulayer_broker import capabilities, functions, library, requirements
 from gpulayer_broker.answers import Committed, Page, Submitted
 from gpulayer_broker.connection import Link, ReplyError
-from gpulayer_broker.damage import MOST, whole
+from gpulayer_broker.damage import MOST, whole, words
 from gpulayer_broker.errors import (
     GpulayerError,
     IdempotencyConflict,
@@ -227,7 +227,7 @@ class Queue:
         """Ids of jobs in a state, newest first."""
         last = min(skip + most, MOST) - 1
         ids = self.link.call("ZREVRANGE", self.keys.jobs(state), skip, last)
-        return [raw.decode() for raw in ids]
+        return [words(raw) for raw in ids]
 
     def waiting(self, logical_queue: str) -> Iterator[list[str]]:
         """Ids of a logical queue's jobs that wait, in any phase, oldest first, a page at a time."""
@@ -235,7 +235,7 @@ class Queue:
         while page := self.link.call(
             "ZRANGEBYSCORE", key, after, "+inf", "WITHSCORES", "LIMIT", 0, _PAGE_OF_IDS
         ):
-            ids = [raw.decode() for raw in page[::2]]
+            ids = [words(raw) for raw in page[::2]]
             queues = granted(self.link.pipeline([("HGET", self.keys.job(job_id), "queue") for job_id in ids]))
             yield [id_ for id_, queue in zip(ids, queues, strict=True) if queue == logical_queue.encode()]
             after = f"({page[-1].decode()}"

@@ -203,9 +203,18 @@ def _facts(values: Sequence[bytes | None]) -> dict[str, Any]:
 
 
 def _is_device(told: object) -> bool:
-    return isinstance(told, dict) and all(
-        isinstance(told.get(name), str) for name in ("kind", "name", "uuid")
+    return (
+        isinstance(told, dict)
+        and all(isinstance(told.get(name), str) for name in ("kind", "name", "uuid"))
+        and _is_process(told.get("foreign"))
     )
+
+
+def _is_process(told: object) -> bool:
+    """Whether it is what stands for somebody's process on a device, or for none."""
+    if not told:
+        return True
+    return isinstance(told, list) and [type(each) for each in told] == [int, str, int]
 
 
 def _as_far_as_readable(worker: str, age_ms: float, facts: dict[str, Any], *rest: Any) -> WorkerRecord:

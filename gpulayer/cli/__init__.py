@@ -62,7 +62,8 @@ def _tell(failure: Failure, arguments: Sequence[str]) -> int:
     """Says it, and puts it into a document where the command was to print one and has not; the exit code."""
     from gpulayer.cli.output import print_error, say
 
-    say(failure.line if failure.is_help else f"gpulayer: {failure.line}")
+    for line in failure.line.splitlines() if failure.is_help else (f"gpulayer: {failure.line}",):
+        say(line)
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "--json" in own:
         with suppress(OSError):

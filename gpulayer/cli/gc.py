@@ -87,8 +87,9 @@ def _oldest_open_s(client: Client) -> float:
 
 def _created_of_oldest_open(queue: Queue) -> list[int]:
     """When the oldest job of each state that is no end was submitted."""
+    from gpulayer_broker.damage import words
     from gpulayer_broker.job import ACTIVE
 
     ids = [queue.link.call("ZRANGE", queue.keys.jobs(state), 0, 0) for state in ACTIVE]
-    records = queue.records([raw.decode() for found in ids for raw in found])
+    records = queue.records([words(raw) for found in ids for raw in found])
     return [record.created_ms for record in records if record is not None]

@@ -5,6 +5,7 @@ A table is drawn for a terminal; in a pipe it is one line a row, fields between 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -27,6 +28,9 @@ MOST_LINES = 20
 MOST_SIGNS = 2000
 
 
+# What may be no sign to be read, of which a JSON document holds only such ones as it need not escape.
+_NO_SIGN = re.compile(r"[^\x20-\x7e]")
+
 # Whether the command has printed a document: it is to print one.
 _printed: set[str] = set()
 
@@ -39,7 +43,7 @@ def begin() -> None:
 def say(line: str) -> None:
     """A line for the person at the terminal; where it cannot be shown, what the command is for goes on."""
     with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(plain(line), file=sys.stderr, flush=True)
 
 
 def say_each(told: Sequence[tuple[str, str]]) -> None:
@@ -56,7 +60,7 @@ def print_json(document: Any) -> None:
     """One document on stdout."""
     _printed.add("document")
 
-    write_bytes(dumped(document, indent=True) + b"\n")
+    write_json(dumped(document, indent=True))
 
 
 def print_error(error: dict[str, Any]) -> None:
@@ -69,7 +73,22 @@ def print_json_line(document: Any) -> None:
     """One document on a line of stdout."""
     _printed.add("document")
 
-    write_bytes(dumped(document) + b"\n")
+    write_json(dumped(document))
+
+
+def write_json(document: bytes) -> None:
+    """A document as it is; on a terminal what is no sign to be read stands in it by its number."""
+    if sys.stdout.isatty():
+        document = _NO_SIGN.sub(_by_number, document.decode()).encode()
+    write_bytes(document + b"\n")
+
+
+def _by_number(found: re.Match[str]) -> str:
+    if found[0] == "\n" or found[0].isprintable():
+        return found[0]
+    import json
+
+    return json.dumps(found[0])[1:-1]
 
 
 def dumped(document: Any, *, indent: bool = False) -> bytes:

@@ -15,8 +15,7 @@ import typer
 from gpulayer.cli import completing
 from gpulayer.cli import options as opt
 from gpulayer.cli.job_options import Wanted, job_options
-from gpulayer.cli.output import dumped, print_json, say
-from gpulayer.cli.streams import write_bytes
+from gpulayer.cli.output import dumped, print_json, say, write_json
 from gpulayer_broker.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -247,4 +246,4 @@ def plain_value(value: Any) -> Any:
 
 def print_line(value: Any) -> None:
     """One value on a line of stdout."""
-    write_bytes(dumped(value) + b"\n")
+    write_json(dumped(value))
