@@ -10,9 +10,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,7 @@ class Run:
     def _needs(self) -> Requirements | Outcome:
         """What the job asks for; how it ends where nobody can read that, or this worker does not have it."""
         try:
-            needs = decode_requirements(self.spec.requirements)
+            needs = _requirements(self.spec.requirements)
         except GpulayerError as error:
             return failed("undecodable", type(error).__name__, str(error))
         return needs if self.shop.fits(self.attempt.grant.signature, needs) else Outcome("released", "unfit")
@@ -341,7 +340,7 @@ class Run:
         until_s = time.monotonic() + self.spec.timeout_s
         try:
             return handle.wait(max(0.0, until_s - time.monotonic()))
-        except (TimeoutError, NotYet):
+        except TimeoutError:
             self.timed_out = True
             handle.end(self.shop.settings.term_grace_s)
             return handle.wait()
@@ -423,6 +422,10 @@ class Run:
 
             fields["notes"] = orjson.dumps(self.notes)
         return fields
+
+
+# Many jobs of a worker ask for the same.
+_requirements = lru_cache(maxsize=256)(decode_requirements)
 
 
 def version_of(call: specs.FunctionCall) -> tuple[int, int, int]:

@@ -590,3 +590,14 @@ def test_a_function_does_not_see_the_locale_that_its_fork_server_chose(bench: Be
         return sorted(os.environ)
 
     assert not [name for name in value(bench.run(names)) if name.startswith("LC_")]
+
+
+def test_a_variable_of_any_bytes_arrives_as_it_was(bench: Bench) -> None:
+    def raw() -> str:
+        import os
+
+        return os.environb[b"X"].hex()
+
+    bench.env["X"] = os.fsdecode(b"\xff\xfe grin")
+
+    assert value(bench.run(raw)) == b"\xff\xfe grin".hex()

@@ -120,7 +120,7 @@ class Group:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.write("memory", name, NO_LIMIT)
             self.limit_bytes = 0
-        if self._settings() != self._as_made or any(os.stat(folder).st_nlink > 2 for folder in self.folders):
+        if self._settings() != self._as_made or self._files.has_groups_below():
             return False
         for kind, name in _COUNTERS:
             with contextlib.suppress(FileNotFoundError):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from gpulayer_worker.runner import cgroups
 
 READ_BYTES = 4096
+LINKS_OF_ONE = 2
 MOST_FILES = 16
 MOST_GROUPS = 1000
 # Version 1 makes this list when it is first read from an open file, and tells it again for a second.
@@ -70,6 +71,18 @@ class GroupFiles:
                 os.pwrite(descriptor, str(value).encode(), 0)
             finally:
                 self._used(name, descriptor)
+
+    def has_groups_below(self) -> bool:
+        """Whether somebody has made a group in one of its folders."""
+        with self._lock:
+            return any(self._links(kind) > LINKS_OF_ONE for kind in self._folders)
+
+    def _links(self, kind: str) -> int:
+        descriptor = self._descriptor(kind, ".", os.O_RDONLY)
+        try:
+            return os.fstat(descriptor).st_nlink
+        finally:
+            self._used(".", descriptor)
 
     def close(self) -> None:
         with self._lock:

@@ -253,7 +253,7 @@ class ForkServer:
 
     def _event_started(self, event: dict[str, Any]) -> HandedOver:
         running = self._running[event["id"]]
-        running.handle.started.set_result(event["pid"])
+        running.handle.started.tell(event["pid"])
         return running
 
     def _watch(self, running: HandedOver) -> None:
@@ -275,7 +275,7 @@ class ForkServer:
     def _event_exited(self, event: dict[str, Any]) -> None:
         running = self._running[event["id"]]
         running.exit = exit_of(event["exit"])
-        running.handle.exited.set_result(running.exit)
+        running.handle.exited.tell(running.exit)
 
     def _event_expired(self, event: dict[str, Any]) -> None:
         self._running[event["id"]].expired = True
@@ -355,7 +355,7 @@ class ForkServer:
     def _end_what_is_left(self, lost: Mapping[str, HandedOver]) -> None:
         if lost:
             started = [item.handle.started for item in lost.values()]
-            sessions = {future.result() for future in started if future.done() and not future.exception()}
+            sessions = {pid.result() for pid in started if pid.done()}
             for item in lost.values():
                 cgroups.kill(item.handle.job.cgroups)
             ending.end_jobs(sessions, set(lost))

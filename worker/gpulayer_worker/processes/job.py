@@ -1,16 +1,16 @@
 """One job's processes: what is to be started, the handle on what was, and how it ended.
 
-A handle is safe to use from any thread. Its futures are resolved by the thread that watches over the process:
-what is hung on them by `add_done_callback` must be quick.
+A handle is safe to use from any thread. What it tells is told by the thread that watches over the process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from .told import Told
 
 DEFAULT_UMASK = 0o022
 
@@ -155,13 +155,13 @@ class Keeper(Protocol):
 
 
 class JobHandle:
-    """A job that was handed over: three futures (`started`: its pid, `exited`, `gone`) and what can be done to it."""
+    """A job that was handed over: what is told of it (`started`: its pid, `exited`, `gone`) and can be done to it."""
 
     def __init__(self, job: JobProcess, keeper: Keeper) -> None:
         self.job = job
-        self.started: Future[int] = Future()
-        self.exited: Future[Exit | None] = Future()
-        self.gone: Future[Ending] = Future()
+        self.started: Told[int] = Told()
+        self.exited: Told[Exit | None] = Told()
+        self.gone: Told[Ending] = Told()
         self._keeper = keeper
 
     @property
@@ -191,11 +191,10 @@ class JobHandle:
 
     def resolve(self, ending: Ending) -> None:
         """Called by the keeper, once: tells all who wait."""
-        for future, value in ((self.exited, ending.exit), (self.gone, ending)):
-            if not future.done():
-                future.set_result(value)  # type: ignore[arg-type]
         if not self.started.done():
-            self.started.set_exception(RuntimeError(ending.refused or "the job was lost before it began"))
+            self.started.fail(RuntimeError(ending.refused or "the job was lost before it began"))
+        self.exited.tell(ending.exit)
+        self.gone.tell(ending)
 
 
 def work_message(work: tuple[str, ...] | FunctionCall | WarmWork) -> dict[str, Any]:

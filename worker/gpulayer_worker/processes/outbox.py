@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from gpulayer_worker.runner import wire
 
 from .pipes import own_copies
@@ -34,7 +36,7 @@ class Outbox:
         self, message: dict[str, Any], descriptors: Sequence[int] = (), blobs: Sequence[bytes] = ()
     ) -> None:
         """Sends now or later; the descriptors may be closed after. To a peer that is gone it sends nothing."""
-        data = wire.encode(message, blobs)
+        data = _encoded(message, blobs)
         with self._lock:
             if self._closed:
                 return
@@ -84,3 +86,11 @@ class Outbox:
         except ConnectionError:
             # The reading thread finds out by itself, and resolves the jobs.
             return len(data)
+
+
+def _encoded(message: dict[str, Any], blobs: Sequence[bytes]) -> bytes:
+    try:
+        return wire.encode(message, blobs, orjson.dumps)
+    except orjson.JSONEncodeError:
+        # File names of any bytes, which it does not take.
+        return wire.encode(message, blobs)

@@ -44,7 +44,7 @@ class Pipe:
             self.reader = -1
 
     def read(self) -> bool:
-        """Takes what is there; False once no more can come."""
+        """Takes what is there; False once it is known that no more can come."""
         while True:
             try:
                 data = os.read(self.reader, CHUNK_BYTES)
@@ -55,6 +55,8 @@ class Pipe:
             if not data:
                 return False
             self.feed(data)
+            if len(data) < CHUNK_BYTES:
+                return True
 
     def feed(self, data: bytes) -> None:
         """What to do with bytes that came."""

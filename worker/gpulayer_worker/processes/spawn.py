@@ -89,7 +89,7 @@ class _Spawned:
         )
         for pipe in self.pipes():
             pipe.close_writer()
-        self.handle.started.set_result(self.process.pid)
+        self.handle.started.tell(self.process.pid)
         threading.Thread(target=self._wait, name=f"job-{job.id}", daemon=True).start()
         threading.Thread(target=self._watch, name=f"watch-{job.id}", daemon=True).start()
 
@@ -99,7 +99,7 @@ class _Spawned:
         killed_by = os.WTERMSIG(code) if os.WIFSIGNALED(code) else None
         used = Usage(usage.ru_utime, usage.ru_stime, usage.ru_maxrss * RSS_UNIT_BYTES)
         self.exit = Exit(None if killed_by else self.process.returncode, killed_by, used)
-        self.handle.exited.set_result(self.exit)
+        self.handle.exited.tell(self.exit)
         os.close(self._ended_writer)
 
     def _watch(self) -> None:

@@ -11,7 +11,7 @@ import json
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 LENGTH = struct.Struct("!I")
@@ -24,6 +24,12 @@ CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 _to_text = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _to_json(message: dict[str, Any]) -> bytes:
+    return _to_text(message).encode("utf-8", "surrogatepass")
+
+
 # A text as JSON; what is made of these by hand needs no encoder, which is much for a message of three fields.
 quoted = json.encoder.encode_basestring_ascii
 
@@ -38,11 +44,15 @@ def framed(text: str) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def encode(message: dict[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
-    """The bytes of one message."""
+def encode(
+    message: dict[str, Any],
+    blobs: Sequence[bytes] = (),
+    to_json: Callable[[dict[str, Any]], bytes] = _to_json,
+) -> bytes:
+    """The bytes of one message; `to_json` is for a side that has a quicker way."""
     if blobs:
         message = dict(message, blobs=[len(blob) for blob in blobs])
-    body = _to_text(message).encode("utf-8", "surrogatepass")
+    body = to_json(message)
     if len(body) > MAX_MESSAGE_BYTES:
         raise BrokenWire(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     return b"".join([LENGTH.pack(len(body)), body, *blobs])
