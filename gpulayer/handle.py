@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
+from gpulayer.edge import edge
 from gpulayer.handing_over import Handle
 from gpulayer.opened import Opened, Packable
 from gpulayer.outcome import Failure, value_of
@@ -132,6 +133,7 @@ class Job(Handle, Generic[R]):
         opened = self._opened
         return cast(R, value_of(opened.session, self.id, notice, trusted=opened.trusts_workers))
 
+    @edge
     def then(self, function: Remote[Concatenate[R, P], S], /, *args: P.args, **kwargs: P.kwargs) -> Job[S]:
         """Submits a call of a remote function with what this job returns as its first argument, once it is there.
 
@@ -196,6 +198,7 @@ class Job(Handle, Generic[R]):
 
         return lines(read_log(self._opened.session, self.id, rank=rank, follow=follow))
 
+    @edge
     def outputs(self, to: str | Path | None = None) -> Path:
         """Fetches the files that it returned into a folder, `gpulayer_runs/<id>` if none is named; the folder."""
         from gpulayer.fetching import fetch_outputs
@@ -204,10 +207,12 @@ class Job(Handle, Generic[R]):
         fetch_outputs(self._opened.session, self.record, folder)
         return folder
 
+    @edge
     def cancel(self) -> bool:
         """Asks for its end; False if it had ended already."""
         return self._opened.cancel(self.id)
 
+    @edge
     def explain(self) -> Explanation:
         """Which workers can run it, and of each other one why not."""
         return self._opened.explain(self.id)

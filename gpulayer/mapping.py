@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from gpulayer.attentive import read_for, taken
+from gpulayer.edge import edge
 from gpulayer.groups import is_group
 from gpulayer.handing_over import Handle
 from gpulayer.handle import Job, Remote, refuse_elsewhere, to_thread
@@ -134,6 +135,7 @@ class MapResult(Handle, Generic[R]):
         """All results, in the order of the inputs."""
         return list(self)
 
+    @edge
     def then(
         self, function: Remote[Concatenate[list[R], P], S], /, *args: P.args, **kwargs: P.kwargs
     ) -> Job[S]:

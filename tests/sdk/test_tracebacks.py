@@ -27,6 +27,11 @@ def work(n: int) -> int:
     return n
 
 
+@gl.remote
+def lists(*parts: object) -> list[object]:
+    return list(parts)
+
+
 def own_lines(error: BaseException) -> list[str]:
     """The functions of ours that stand in what Python prints of an error."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -146,6 +151,9 @@ REFUSED: list[Callable[[], object]] = [
     lambda: work.options(gpus=-1),
     lambda: work.options(idempotency_key="k").map([1]),
     lambda: work.map([1], max_in_flight=0),
+    lambda: work.delay(1).then(lists, threading.Lock()),
+    lambda: work.map([1]).then(lists, threading.Lock()),
+    lambda: gl.Client().cancel("j_nothing"),
     lambda: gl.remote(memory="much"),
     lambda: gl.remote(len, memory="much"),
 ]
