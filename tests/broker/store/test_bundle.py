@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulayer_broker.errors import BadSource, BlobCorrupt, GpulayerError, SourceTooLarge
+from gpulayer_broker.errors import BadSource, GpulayerError, SourceTooLarge
 from gpulayer_broker.store import bundle as bundles
 from gpulayer_broker.store.bundle import make_bundle, ship_files
 from gpulayer_broker.store.local import LocalStore
@@ -383,34 +383,3 @@ def test_a_link_out_of_an_input_folder_is_refused(source: Path, store: LocalStor
     (source / "d/up").symlink_to("../secret")
 
     assert "'in/up': a link that leaves the tree" in refused(lambda: ship_files({"in": source / "d"}, store))
-
-
-@pytest.mark.parametrize("left", [b"", b"hel"])
-def test_a_blob_cut_short_is_sent_again_before_anybody_has_read_it(
-    source: Path, store: LocalStore, left: bytes
-) -> None:
-    write(source / "a", b"hello")
-    write(source / "b", b"other")
-    bundle = make_bundle(source, store)
-    cut = next(entry.sha256 for entry in bundle.manifest.entries if entry.path == "a")
-    (store.root / "blobs" / cut[:2] / cut[2:]).write_bytes(left)
-
-    again = make_bundle(source, store)
-
-    assert (again.digest, again.new_blobs) == (bundle.digest, 1)
-    assert store.read_bytes(cut, 5) == b"hello"
-
-
-def test_a_blob_altered_at_its_size_is_noticed_by_its_reader_and_sent_again_then(
-    source: Path, store: LocalStore
-) -> None:
-    write(source / "a", b"hello")
-    bundle = make_bundle(source, store)
-    [entry] = bundle.manifest.entries
-    (store.root / "blobs" / entry.sha256[:2] / entry.sha256[2:]).write_bytes(b"hellO")
-    assert make_bundle(source, store).new_blobs == 0
-
-    with pytest.raises(BlobCorrupt):
-        store.read_bytes(entry.sha256, 5)
-    assert make_bundle(source, store).new_blobs == 1
-    assert store.read_bytes(entry.sha256, 5) == b"hello"
