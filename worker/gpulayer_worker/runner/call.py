@@ -8,7 +8,6 @@ is killed or leaves by os._exit.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import faulthandler
 import json
 import os
@@ -40,11 +39,18 @@ def call(spec: dict[str, Any], descriptor: int | None, environment: Mapping[str,
     prepare(spec, environment)
     header, payload, code = _outcome(spec)
     if descriptor is not None:
-        with contextlib.suppress(BrokenPipeError):
-            report.send(descriptor, header, payload)
-        os.close(descriptor)
+        _send(descriptor, header, payload)
     finish()
     return code
+
+
+def _send(descriptor: int, header: dict[str, Any], payload: bytes) -> None:
+    try:
+        report.send(descriptor, header, payload)
+    except BrokenPipeError:
+        return  # the worker is gone
+    finally:
+        os.close(descriptor)
 
 
 def call_and_exit(path: str, descriptor: int) -> NoReturn:
@@ -238,5 +244,7 @@ def finish() -> None:
         except BaseException:  # noqa: BLE001 - as at the end of any Python: told, and nothing more
             traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:
             stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue  # closed, replaced or full

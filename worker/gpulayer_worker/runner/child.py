@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from . import call, cgroups, forks, proctree, report, signals, warm
 from .jobs import MARK
@@ -27,13 +27,9 @@ JOBS_OOM_SCORE = b"500"
 PROGRESS = "GPULAYER_PROGRESS_FD"
 AS_FILE_NAMES = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
 
-
-class Change(NamedTuple):
-    """How an environment differs from another: names that are gone, variables that are new or other, all as bytes."""
-
-    gone: list[bytes]
-    changed: list[tuple[bytes, bytes]]
-
+if TYPE_CHECKING:
+    # Names that are gone, variables that are new or other, all as bytes.
+    Change = tuple[list[bytes], list[tuple[bytes, bytes]]]
 
 # The environment that a child inherits.
 _worn: dict[str, str] = {}
@@ -43,8 +39,10 @@ def prepare(message: dict[str, Any]) -> None:
     """Does, before the fork, what costs less there: what the fork server has just touched, it need not copy."""
     message["env"][MARK] = message["id"]
     if message["kind"] != "command":
-        with contextlib.suppress(UnicodeError):  # which is the job's own failure
+        try:
             message["change"] = differing(message["env"])
+        except UnicodeError:
+            return  # which is the job's own failure: it tries again
 
 
 def become_job(message: dict[str, Any], pipes: dict[str, int], server: int, private: Sequence[int]) -> None:
@@ -113,7 +111,7 @@ def _connect(message: dict[str, Any], pipes: dict[str, int]) -> Change:
         progress = fcntl.fcntl(pipes["progress"], fcntl.F_DUPFD, PROGRESS_DESCRIPTOR_FROM)
         os.close(pipes.pop("progress"))
         environment[PROGRESS] = str(progress)
-        change.changed.append((PROGRESS.encode(), str(progress).encode()))
+        change[1].append((PROGRESS.encode(), str(progress).encode()))
     return change
 
 
@@ -131,17 +129,18 @@ def differing(environment: dict[str, str]) -> Change:
         for name, value in environment.items()
         if _worn.get(name) != value
     ]
-    return Change(gone, changed)
+    return gone, changed
 
 
 def _wear(change: Change) -> None:
     """Changes what differs, for C and for Python; `os.environ` itself takes several calls for each name."""
     told = os.environ._data  # type: ignore[attr-defined]
     zone = told.get(b"TZ")
-    for name in change.gone:
+    gone, changed = change
+    for name in gone:
         os.unsetenv(name)
         del told[name]
-    for name, value in change.changed:
+    for name, value in changed:
         os.putenv(name, value)
         told[name] = value
     if told.get(b"TZ") != zone:

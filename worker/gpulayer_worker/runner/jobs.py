@@ -46,7 +46,11 @@ class Job:
         self.strays: list[dict[str, Any]] = []
         self.started = started
         self.folders = folders
-        self.tag = cgroups.tag(folders)
+
+    @property
+    def tag(self) -> bytes:
+        """By which its group is known among all; only orphans make it wanted."""
+        return cgroups.tag(self.folders)
 
     def lease_over(self, now_s: float) -> bool:
         """Whether the job runs on borrowed time."""

@@ -20,6 +20,7 @@ from typing import NamedTuple
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 KILL = int(signal.SIGKILL)
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 COMMAND_BYTES = 200
 READ_BYTES = 4096
 KILL_PASSES = 100
@@ -39,8 +40,7 @@ class Status(NamedTuple):
 
 def lease_clock_s() -> float:
     """The clock of leases: monotonic, and it runs on while the machine sleeps, as the queue's own does."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
+    return time.monotonic() if _LEASE_CLOCK is None else time.clock_gettime(_LEASE_CLOCK)
 
 
 def now_ticks() -> int:

@@ -10,7 +10,6 @@ promises:
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import json
 import os
@@ -95,8 +94,10 @@ class Server:
             self._close()
 
     def _drain_wakeups(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             os.read(self._wake_reader, 4096)
+        except BlockingIOError:
+            return  # it was read with an earlier one
 
     def _patience_ms(self, due_s: float | None) -> int | None:
         if self._linger_until_s is not None:

@@ -20,10 +20,14 @@ MAX_DESCRIPTORS = 8
 NUMBER = struct.Struct("i")
 ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * NUMBER.size)
 CHUNK_BYTES = 256 * 1024
-CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+# Plain numbers: an operation on enums is several calls.
+AT_ONCE = int(socket.MSG_DONTWAIT)
+AT_ONCE_AND_OURS = AT_ONCE | int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
 _to_text = json.JSONEncoder(separators=(",", ":")).encode
+# Without the look for spaces around, of which a message has none.
+_from_text = json.JSONDecoder().scan_once
 
 
 def _to_json(message: dict[str, Any]) -> bytes:
@@ -65,7 +69,7 @@ def send(link: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> i
         numbers = struct.pack(f"{len(descriptors)}i", *descriptors)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
     try:
-        return link.sendmsg([data], ancillary, socket.MSG_DONTWAIT)
+        return link.sendmsg([data], ancillary, AT_ONCE)
     except BlockingIOError:
         return 0
 
@@ -73,7 +77,7 @@ def send(link: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> i
 def receive(link: socket.socket) -> tuple[bytes, list[int]] | None:
     """What has arrived, with its descriptors; None when nothing has. Empty bytes mean that the other side is gone."""
     try:
-        data, ancillary, _, _ = link.recvmsg(CHUNK_BYTES, ROOM, socket.MSG_DONTWAIT | CLOSE_ON_EXEC)
+        data, ancillary, _, _ = link.recvmsg(CHUNK_BYTES, ROOM, AT_ONCE_AND_OURS)
     except BlockingIOError:
         return None
     except ConnectionError:
@@ -115,7 +119,10 @@ class Decoder:
         end = LENGTH.size + size
         if len(self._data) < end:
             return None
-        message = json.loads(self._data[LENGTH.size : end].decode("utf-8", "surrogatepass"))
+        try:
+            message, _ = _from_text(self._data[LENGTH.size : end].decode("utf-8", "surrogatepass"), 0)
+        except StopIteration:
+            raise BrokenWire("a message is not JSON") from None
         if not isinstance(message, dict):
             raise BrokenWire("a message is not an object")
         if "blobs" in message:
