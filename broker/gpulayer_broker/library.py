@@ -57,7 +57,6 @@ def code() -> str:
     return assemble(sources())
 
 
-@cache
 def function(name: str) -> bytes:
     """The name under which the server knows a function of this protocol."""
     return f"{NAME}_{name}".encode()
