@@ -66,10 +66,8 @@ class Turns:
             yield Order(named, plan)
 
 
-def turns_of(array: str | None, each_line: Path | None, idempotency_key: str | None) -> Turns | None:
-    """What --array or --each-line ask for; None for one job."""
-    if array is None and each_line is None:
-        return None
+def turns_of(array: str | None, each_line: Path | None, idempotency_key: str | None) -> Turns:
+    """What --array or --each-line ask for, of which one was given."""
     if array is not None and each_line is not None:
         raise UsageError("--array and --each-line: give one of them")
     if idempotency_key:

@@ -83,10 +83,9 @@ def submit_command(
 
     Example: gpulayer submit --accelerator cuda --output '*.pt' -- python train.py --epochs 3
     """
-    from gpulayer.cli.many import turns_of
     from gpulayer.options import plan_of
 
-    turns = turns_of(array, each_line, wanted.get("idempotency_key"))
+    turns = _turns(array, each_line, wanted)
     plan = plan_of(wanted, flags=True)
     files = Files(source, input or [], output or [], not no_ship)
     with opt.open_client(target, redis) as client:
@@ -98,6 +97,14 @@ def submit_command(
         if turns is not None:
             return _submit_many(client, command or [], plan, files, must_fit, ending, turns)
         return _submit(client, command or [], plan, files, must_fit, ending)
+
+
+def _turns(array: str | None, each_line: Path | None, wanted: Wanted) -> Turns | None:
+    if array is None and each_line is None:
+        return None
+    from gpulayer.cli.many import turns_of
+
+    return turns_of(array, each_line, wanted.get("idempotency_key"))
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,6 @@ class _Ending:
 def _submit(
     client: Client, command: list[str], plan: Plan, files: Files, must_fit: bool, ending: _Ending
 ) -> int:
-    from gpulayer.cli.documents import job_document
     from gpulayer.cli.fitting import check_fit
     from gpulayer.submitting import Order
 
@@ -122,6 +128,7 @@ def _submit(
     if ending.detach:
         print_json({"schema": 1, "id": job.id, "state": job.state}) if ending.json else print(job.id)
         return 0
+    from gpulayer.cli.documents import job_document
     from gpulayer.cli.follow import follow
 
     say(f"job {job.id} submitted: {spec.name}")

@@ -16,12 +16,28 @@ from gpulayer.cli.quick import Command
 
 # What takes long to load, and is not needed to put a command into the queue.
 SLOW = ("pydantic", "rich", "numpy", "torch", "cloudpickle", "dramatiq", "psutil", "IPython")
+# What belongs to following a job, and to many jobs.
+FURTHER = (
+    "gpulayer.cli.documents",
+    "gpulayer.cli.follow",
+    "gpulayer.logs",
+    "gpulayer.cli.many",
+)
 LOADED = """
 import json, sys
 from gpulayer.cli import run
 assert run(sys.argv[1:]) == 0
-json.dump(sorted({name.partition(".")[0] for name in sys.modules}), sys.stderr)
+json.dump(sorted(sys.modules), sys.stderr)
 """
+
+
+def loaded_by(*arguments: str) -> list[str]:
+    ended = subprocess.run(
+        [sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    found: list[str] = json.loads(ended.stderr.splitlines()[-1])
+    return found
 
 
 @pytest.mark.usefixtures("address")
@@ -48,12 +64,12 @@ json.dump(sorted({name.partition(".")[0] for name in sys.modules}), sys.stderr)
     ],
 )
 def test_a_command_loads_nothing_that_takes_long_and_is_not_needed(arguments: list[str]) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, check=False
-    )
+    assert not set(SLOW) & {name.partition(".")[0] for name in loaded_by(*arguments)}
 
-    assert ended.returncode == 0, ended.stderr
-    assert not set(SLOW) & set(json.loads(ended.stderr.splitlines()[-1]))
+
+@pytest.mark.usefixtures("bench")
+def test_a_submit_that_leaves_at_once_loads_nothing_of_what_comes_after() -> None:
+    assert not set(FURTHER) & set(loaded_by("submit", "--detach", "--", "true"))
 
 
 def show(
