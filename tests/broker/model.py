@@ -40,6 +40,7 @@ class Job:
     lots: tuple[tuple[str, int], ...] = ()
     lease_ms: int = 0
     granted_ms: int = 0
+    queued_ms: int = 0
     ended_ms: int = 0
     cancel: bool = False
     reported: bool = False
@@ -289,7 +290,7 @@ class Model:
         elif j.s.after or j.s.permit or j.s.rate:
             self._enter(j)
         else:
-            j.entry, j.phase = j.seq, "ready"
+            j.entry, j.phase, j.queued_ms = j.seq, "ready", self.now_ms
 
     def _enter(self, j: Job) -> None:
         """Through what stands between a job and its place in line: nothing, without gates."""
@@ -297,7 +298,7 @@ class Model:
 
     def _ready(self, j: Job) -> None:
         self.seq += 1
-        j.entry, j.phase = self.seq, "ready"
+        j.entry, j.phase, j.queued_ms = self.seq, "ready", self.now_ms
 
     def _take(self, w: Worker, o: Offer) -> None:
         for _ in range(o.max):
@@ -326,18 +327,35 @@ class Model:
         fitting = [
             (j, lots) for j in self.jobs.values() if j.waits and (lots := self._fit(j, w, o)) is not None
         ]
+        return self._best(fitting)
+
+    def _best(
+        self, fitting: list[tuple[Job, tuple[tuple[str, int], ...]]]
+    ) -> tuple[Job, tuple[tuple[str, int], ...]] | None:
         held = {j.s.owner: sum(r.s.owner == j.s.owner for r in self.holding()) for j, _ in fitting}
         return min(fitting, key=lambda f: (f[0].s.priority, held[f[0].s.owner], f[0].entry), default=None)
 
-    def _fit(self, j: Job, w: Worker, o: Offer) -> tuple[tuple[str, int], ...] | None:
+    def _fit(
+        self,
+        j: Job,
+        w: Worker,
+        o: Offer,
+        kept: tuple[int, ...] = (0, 0),
+        kept_at: str = "",
+        kept_devices: tuple[str, ...] = (),
+    ) -> tuple[tuple[str, int], ...] | None:
+        """The shares that it would have; of the machine these CPUs, this memory and these devices are not to be had."""
         groups = self.fits[w.machine.class_id].get(j.s.signature)
         letter, gpus, vram, cpus, memory = amounts(j.s.signature)
         on_node = [amounts(r.s.signature) for r in self.holding() if r.node == w.machine.node]
         mine = sum(amounts(r.s.signature)[3] for r in self.holding(w.machine.id))
-        free_cpus = min(w.machine.slots - mine, w.machine.node_cpus - sum(a[3] for a in on_node))
-        if groups is None or cpus > free_cpus or memory > w.machine.memory_mib - sum(a[4] for a in on_node):
+        own_cpus = w.machine.slots - mine - (kept[0] if kept_at == w.machine.id else 0)
+        free_cpus = max(0, min(own_cpus, w.machine.node_cpus - sum(a[3] for a in on_node) - kept[0]))
+        free_memory = max(0, w.machine.memory_mib - sum(a[4] for a in on_node) - kept[1])
+        if groups is None or cpus > free_cpus or memory > free_memory:
             return None
-        lots = self._devices(o.lots, gpus, vram, groups)
+        offered = tuple(lot for lot in o.lots if lot.uuid not in kept_devices)
+        lots = self._devices(offered, gpus, vram, groups)
         return () if letter == "a" and len(lots) < gpus else lots if len(lots) == gpus else None
 
     def _devices(
@@ -386,7 +404,7 @@ class Model:
             self._finish(j, CANCELLED)
             return
         self._detach(j)
-        j.state, j.phase = QUEUED, phase
+        j.state, j.phase, j.queued_ms = QUEUED, phase, self.now_ms
         self._event(j)
 
     def _lost(self, j: Job) -> None:

@@ -219,6 +219,37 @@ def test_two_large_jobs_have_a_machine_each_and_a_third_none(hand: Hand, clock: 
     assert ids(hand.claim(machines[0])) == [three]
 
 
+def test_equal_jobs_of_one_owner_have_a_machine_each_and_who_goes_first_leaves_its_own_to_the_next(
+    hand: Hand, clock: Clock
+) -> None:
+    machines = {name: worker(hand, name) for name in ("w1", "w2")}
+    for machine in machines.values():
+        run_two(hand, machine)
+    jobs = [hand.submit(LARGE) for _ in range(3)]
+    pass_time(hand, clock, list(machines.values()), WAIT_MS + LOOK_MS)
+    found = earmarks(hand)
+    assert sorted(found.values()) == sorted(jobs[:2])
+    second = next(node for node, job in found.items() if job == jobs[1])
+    first = next(node for node, job in found.items() if job == jobs[0])
+
+    end_all(hand, machines[second])
+    assert ids(hand.claim(machines[second])) == jobs[:1]
+    assert earmarks(hand) == {first: jobs[1]}
+    end_all(hand, machines[first])
+    assert ids(hand.claim(machines[first])) == [jobs[1]]
+
+
+def test_what_is_kept_for_an_owner_counts_as_held_by_it(hand: Hand, clock: Clock) -> None:
+    machines = [worker(hand, name) for name in ("w1", "w2")]
+    for machine in machines:
+        run_two(hand, machine, owner=machine.id)
+    ann = [hand.submit(LARGE, owner="ann") for _ in range(2)]
+    bob = [hand.submit(LARGE, owner="bob") for _ in range(2)]
+    pass_time(hand, clock, machines, WAIT_MS + LOOK_MS)
+
+    assert sorted(earmarks(hand).values()) == sorted([ann[0], bob[0]])
+
+
 def test_the_machine_that_is_nearest_to_having_room_is_kept(hand: Hand, clock: Clock) -> None:
     full, nearly = worker(hand, "w1"), worker(hand, "w2")
     hand.submit(HALF)

@@ -30,6 +30,7 @@ from gpulayer_broker.functions import DeviceLot, Ending, Offer, Running, Submiss
 from gpulayer_broker.job import FAILED, MESSAGE, RUNNING
 from tests import snapshot
 from tests.broker.model import Job, Model
+from tests.broker.model_earmarks import EarmarkModel, Kept
 from tests.checker import lots_of, violations
 from tests.queueing import HEARTBEAT_MS, LEASE_MS, NO_RETENTION, Hand, Machine, signature
 from tests.snapshot import Snapshot
@@ -66,6 +67,7 @@ class QueueMachine(RuleBasedStateMachine):
     """One namespace, three workers, and the model of both."""
 
     model: Model
+    earmark_ms = 0
 
     def __init__(self, link: Link, clock: Clock) -> None:
         super().__init__()
@@ -86,6 +88,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert self.hand.run(fn.submit(job)).outcome == self.model.submit(job)[0]
 
     def _register_all(self) -> None:
+        self.hand.link.call("HSET", self.hand.key("config"), "earmark_ms", self.earmark_ms)
         for sig in SIGNATURES:
             self.hand.introduce(sig, {})
         for machine in self.machines.values():
@@ -257,6 +260,10 @@ class QueueMachine(RuleBasedStateMachine):
             self.model.now_ms = self.clock.now_ms
             ticked = self.hand.run(fn.tick())
             assert ticked.reaped == self.model.tick()[1]
+            self._ticked()
+
+    def _ticked(self) -> None:
+        """Looks at what a tick may decide as it likes."""
 
     # What holds -----------------------------------------------------------------------------------------------------
 
@@ -327,7 +334,50 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 class WholeMachine(QueueMachine):
-    """With what changes little, and must change nothing else."""
+    """With machines that are kept for a job, and with what changes little, and must change nothing else."""
+
+    earmark_ms = 1000
+    made = 0
+
+    def __init__(self, link: Link, clock: Clock) -> None:
+        super().__init__(link, clock)
+        self.earmarks = self.model = EarmarkModel(FITS)
+
+    def teardown(self) -> None:
+        WholeMachine.made += self.earmarks.made
+        super().teardown()
+
+    def _ticked(self) -> None:
+        self.earmarks.adopt(self._kept(), self.earmark_ms)
+
+    def _kept(self) -> dict[str, Kept]:
+        found = {}
+        for node in {machine.node for machine in self.machines.values()}:
+            if text := self.hand.link.call("HGET", self.hand.key(f"held:{node}"), "earmark"):
+                _, job, _, _, _, worker, _, devices = text.decode().split(" ")
+                found[node] = Kept(job, worker, tuple(filter(None, devices.split(","))))
+        return found
+
+    @rule(worker=WORKER, pick=PICK, sig=st.sampled_from([WIDE, PAIR]))
+    def a_large_job_comes_late(self, worker: str, pick: int, sig: str) -> None:
+        for _ in range(4):
+            self.submit(pick, SMALL, False, 0, "", "", "")
+        self.claim(worker, 4)
+        self.submit(pick, sig, False, 0, "", "", "")
+
+    @rule(looks=st.integers(1, 3))
+    def a_quiet_while(self, looks: int) -> None:
+        """Every heart beats, and somebody looks."""
+        for _ in range(looks):
+            self.time_passes(2 * self.earmark_ms)
+            self.model.now_ms = self.clock.now_ms
+            for worker in self.machines:
+                self.renew(worker, 0, True, 0, 0)
+            self.tick(1)
+
+    @invariant()
+    def server_and_model_keep_the_same(self) -> None:
+        assert self._kept() == self.earmarks.kept
 
     @precondition(lambda self: self.model.jobs)
     @rule(pick=PICK)
@@ -357,6 +407,7 @@ class WholeMachine(QueueMachine):
         ticked = self.hand.run(fn.tick(older_than_ms=age_ms, results_older_than_ms=NO_RETENTION))
         before = len(self.model.jobs)
         reaped = self.model.tick()[1]
+        self._ticked()
         self.model.purge(self.model.now_ms - age_ms)
         assert (ticked.reaped, ticked.purged) == (reaped, before - len(self.model.jobs))
 
@@ -453,4 +504,7 @@ def run_histories(link: Link, machine: type[QueueMachine], patches: dict[str, st
 
 
 def test_every_history_goes_as_the_model_says(link: Link) -> None:
+    WholeMachine.made = 0
     run_histories(link, WholeMachine)
+    print(f"machines were kept for a job {WholeMachine.made} times")
+    assert WholeMachine.made > EXAMPLES // 10

@@ -34,12 +34,16 @@ AFTER = World(
 NOTHING = Claimed("ok", ())
 
 
+def _text(argument: bytes | str | int) -> str:
+    return argument.decode() if isinstance(argument, bytes) else str(argument)
+
+
 class GatedExplorer(Explorer):
     """Ranges of arrays as further attempts; gates as a part of the state."""
 
     def events(self, s: Snapshot) -> Iterator[Event]:
         for event in super().events(s):
-            if event.name != "submit" or self._may_come(s, str(event.call.args[0])):
+            if event.name != "submit" or self._may_come(s, _text(event.call.args[0])):
                 yield event
         room = self._room(s)
         for chunk, c in s.chunks.items():

@@ -1,6 +1,6 @@
 -- Shared: who gets an earmark (h_earmarks.lua), and whose goes: what `tick` looks at, a bounded piece of the queue at a time.
 
-local FIELD, MOST, AT_ONCE, NODE_JOBS = 'earmark', 64, 8, 256
+local FIELD, MOST, AT_ONCE, DEPTH, NODE_JOBS = 'earmark', 64, 8, 16, 256
 
 -- when all that runs on a machine ends at the latest, by its timeouts; 0 where one has none
 local function known_end(P, node)
@@ -15,22 +15,21 @@ local function known_end(P, node)
   return last
 end
 
-local function make(P, w, c, now)
-  local until_ms = known_end(P, w.node)
-  redis.call('HSET', P .. 'earmarks', w.node, c.id .. ' 0')
-  redis.call('HSET', H.job(P, c.id), FIELD, w.node)
-  H.write_earmark(P, w.node, {job = c.id, sig = c.sig, owner = c.owner, prio = c.prio, worker = w.name, until_ms = until_ms,
-                              devices = ''})
+local function make(P, w, c, job, now)
+  local e = {job = job.id, sig = c.sig, owner = c.owner, prio = c.prio, worker = w.name, until_ms = known_end(P, w.node), devices = ''}
+  H.write_earmark(P, w.node, e)
+  job.earmark = w.node
   H.doubt_rooms(P, w.node)
   if redis.call('HEXISTS', P .. 'room', w.name) == 1 then H.wake(P, w.class, w.name, '', now) end
+  return e
 end
 
 -- a worker that may have something kept for a job; nil where it takes nothing
-local function facts(P, name, now)
+local function facts(P, name, seen, now)
   local v = redis.call('HMGET', P .. 'worker:' .. name, 'class', 'node', 'state', 'slots', 'cpus', 'memory', 'quarantined_until',
-                       'no_earmark_until')
+                       'no_earmark_until', 'heartbeat_ms')
   if not v[1] or v[3] ~= 'online' or tonumber(v[7] or '0') > now or tonumber(v[8] or '0') > now then return nil end
-  if not H.fresh(P, name, now) then return nil end
+  if tonumber(seen) < H.fresh_since(v[9], now) then return nil end
   return {name = name, class = v[1], node = v[2], slots = tonumber(v[4]), cpus = tonumber(v[5]), memory = tonumber(v[6])}
 end
 
@@ -79,51 +78,77 @@ local function shortage(l, need)
   return math.max(cpus, need.memory > 0 and (need.memory - l.memory) / need.memory or 0)
 end
 
--- what waits, in the order in which an empty worker would take it: the oldest of 64 owners a priority, 128 in all
-local function line(P)
-  local out = {}
+-- the order in which an empty worker would take what waits; whose jobs have machines kept for them counts as holding those
+local function sort(waiting, held)
+  table.sort(waiting, function(a, b)
+    if a.prio ~= b.prio then return a.prio < b.prio end
+    if held[a.owner] ~= held[b.owner] then return held[a.owner] < held[b.owner] end
+    return a.seq < b.seq
+  end)
+end
+
+-- the heads of the lines that wait, the oldest of 64 owners a priority, 128 in all; and what their owners hold
+local function lines(P, kept)
+  local out, held = {}, {}
   for i, prio in ipairs(H.PRIORITIES) do
     local who, counts = H.owners_by_share(P, prio)
     local some, most = {}, math.max(2, math.floor(128 / math.max(1, #who)))
     for _, owner in ipairs(who) do
       local h = redis.call('ZRANGE', P .. 'heads:' .. prio .. ':' .. owner, 0, most - 1, 'WITHSCORES')
       for k = 1, #h, 2 do
-        some[#some + 1] = {prio = i - 1, owner = owner, held = counts[owner] or 0, sig = h[k], need = H.amounts(h[k]),
-                           seq = tonumber(h[k + 1])}
+        some[#some + 1] = {prio = i - 1, owner = owner, sig = h[k], need = H.amounts(h[k]), seq = tonumber(h[k + 1])}
       end
+      held[owner] = counts[owner] or tonumber(redis.call('HGET', P .. 'owners', owner) or '0')
     end
-    table.sort(some, function(a, b)
-      if a.held ~= b.held then return a.held < b.held end
-      return a.seq < b.seq
-    end)
+    sort(some, held)
     for _, c in ipairs(some) do
       if #out < 128 and c.need then out[#out + 1] = c end
+    end
+  end
+  for _, e in pairs(kept) do held[e.owner] = held[e.owner] and held[e.owner] + 1 end
+  sort(out, held)
+  return out, held
+end
+
+-- the jobs at the head of a line: id, since when it waits, earmark of each; what a worker has, or what is broken, is passed over
+local function read(P, c, depth, now)
+  local out, first = {}, string.format('%d-0', c.seq)
+  for _, e in ipairs(redis.call('XRANGE', H.stream(P, c.sig, c.owner, c.prio), first, '+', 'COUNT', depth)) do
+    local v = redis.pcall('HMGET', H.job(P, e[2][2]), 'queued_ms', FIELD, 'cancel', 'state', 'count')
+    if not v.err and not v[3] and (v[4] == 'queued' or v[5]) then
+      out[#out + 1] = {id = e[2][2], waited_ms = now - (tonumber(v[1] or nil) or now), earmark = v[2]}
     end
   end
   return out
 end
 
--- the record of what waits, read once: its id, since when it waits, its earmark; one that is broken has waited for nothing
-local function read(P, c, now)
-  if c.known then return c end
-  local entry = string.format('%d-0', c.seq)
-  local e = redis.call('XRANGE', H.stream(P, c.sig, c.owner, c.prio), entry, entry)
-  local v = e[1] and redis.pcall('HMGET', H.job(P, e[1][2][2]), 'queued_ms', FIELD, 'cancel')
-  c.known, c.waited_ms = true, 0
-  if v and not v.err and not v[3] then
-    c.id, c.waited_ms, c.earmark = e[1][2][2], now - (tonumber(v[1] or nil) or now), v[2]
+-- the first of them that nothing is kept for
+local function unmarked(P, c, now)
+  c.jobs = c.jobs or read(P, c, 1, now)
+  if c.jobs[1] and not c.jobs[1].earmark then return c.jobs[1] end
+  if not c.is_read then c.jobs, c.is_read = read(P, c, DEPTH, now), true end
+  for _, job in ipairs(c.jobs) do
+    if not job.earmark then return job end
   end
-  return c
+end
+
+local function any_waited(P, waiting, patience_ms, now)
+  for _, c in ipairs(waiting) do
+    local job = unmarked(P, c, now)
+    if job and job.waited_ms >= patience_ms then return true end
+  end
+  return false
 end
 
 -- the job that a worker would keep its machine for: the first in line that it could run, if that has waited for so long and is
 -- large. A job that lacks nothing here waits for something else, a disk, and keeps nobody from their turn
 local function first_for(P, w, waiting, patience_ms, now)
   for _, c in ipairs(waiting) do
-    if w.fits[c.sig] and could_hold(w, c.need) and not read(P, c, now).earmark then
-      if c.waited_ms < patience_ms then return nil end
+    local job = w.fits[c.sig] and could_hold(w, c.need) and unmarked(P, c, now)
+    if job then
+      if job.waited_ms < patience_ms then return nil end
       w.ledger = w.ledger or ledger(P, w)
-      if is_large(P, w, c.need, w.fits[c.sig], w.ledger) then return c end
+      if is_large(P, w, c.need, w.fits[c.sig], w.ledger) then return c, job end
       if c.need.gpus > 0 or not has_room(w.ledger, c.need) then return nil end
     end
   end
@@ -139,8 +164,9 @@ end
 -- 256 workers, those that were heard last
 local function askable(P, waiting, now)
   local out, fits = {}, {}
-  for _, name in ipairs(redis.call('ZREVRANGE', P .. 'workers', 0, 255)) do
-    local w = facts(P, name, now)
+  local last = redis.call('ZREVRANGE', P .. 'workers', 0, 255, 'WITHSCORES')
+  for i = 1, #last, 2 do
+    local w = facts(P, last[i], last[i + 1], now)
     if w then
       fits[w.class] = fits[w.class] or fits_of(P, w.class, waiting)
       w.fits, out[#out + 1] = fits[w.class], w
@@ -151,16 +177,18 @@ end
 
 -- the worker, of those with a job that they would keep their machine for, that is nearest to having room; and that job
 local function best_place(P, workers, waiting, kept, patience_ms, now)
-  local best, its, least
+  local best
   for _, w in ipairs(workers) do
-    local c = first_for(P, w, waiting, patience_ms, now)
+    local c, job = first_for(P, w, waiting, patience_ms, now)
     local other = kept[w.node]
     if c and (not other or c.prio < other.prio) then
-      local lacks = shortage(w.ledger, c.need)
-      if not best or lacks < least or (lacks == least and #w.ledger.lots < #best.ledger.lots) then best, its, least = w, c, lacks end
+      local lacks, lots = shortage(w.ledger, c.need), #w.ledger.lots
+      if not best or lacks < best.lacks or (lacks == best.lacks and lots < best.lots) then
+        best = {w = w, c = c, job = job, lacks = lacks, lots = lots}
+      end
     end
   end
-  return best, its
+  return best
 end
 
 -- a worker that has room for the job, as far as the ledger tells, is told so, and loses the earmark where that changes nothing
@@ -182,7 +210,8 @@ end
 -- whether an earmark still has a job that waits and a worker that could take it
 local function stands(P, node, e, since_ms, patience_ms, now)
   local marked, state = unpack(redis.call('HMGET', H.job(P, e.job), FIELD, 'state'))
-  local w = marked == node and not H.FINAL[state] and facts(P, e.worker, now)
+  local seen = marked == node and not H.FINAL[state] and redis.call('ZSCORE', P .. 'workers', e.worker)
+  local w = seen and facts(P, e.worker, seen, now)
   if not w or w.node ~= node or redis.call('HEXISTS', P .. 'fits:' .. w.class, e.sig) == 0 then return false end
   return could_hold(w, H.amounts(e.sig)) and is_served(P, w, e, since_ms, patience_ms, now)
 end
@@ -194,7 +223,7 @@ local function review(P, patience_ms, now)
     if e and e.job == job and patience_ms > 0 and stands(P, node, e, tonumber(since), patience_ms, now) then
       kept[node], n = e, n + 1
     else
-      H.lift(P, node, e and e.job or job, now)
+      H.lift(P, node, e and e.job or job or '', now)
       redis.call('HDEL', P .. 'earmarks', node)
     end
   end
@@ -207,6 +236,19 @@ local function somebody_waits(P)
   return redis.call('EXISTS', unpack(keys)) > 0
 end
 
+local function make_some(P, kept, most, patience_ms, now)
+  local waiting, held = lines(P, kept)
+  local workers = any_waited(P, waiting, patience_ms, now) and askable(P, waiting, now) or {}
+  for _ = 1, most do
+    local at = best_place(P, workers, waiting, kept, patience_ms, now)
+    if not at then return end
+    local node, owner = at.w.node, at.c.owner
+    if kept[node] then H.lift(P, node, kept[node].job, now) end
+    kept[node], held[owner] = make(P, at.w, at.c, at.job, now), held[owner] + 1
+    sort(waiting, held)
+  end
+end
+
 -- looks, at most ten times in the time that a job waits for an earmark, whether one goes or is to be made; ms until the next look
 function H.look_at_earmarks(P, now)
   local patience_ms = H.config(P, 'earmark_ms', 60000)
@@ -215,14 +257,6 @@ function H.look_at_earmarks(P, now)
   local pause, last = math.max(1, patience_ms / 10), tonumber(redis.call('HGET', P .. 'clock', 'earmarks_ms') or '0')
   if now >= last and now < last + pause then return math.ceil(last + pause - now) end
   redis.call('HSET', P .. 'clock', 'earmarks_ms', now)
-  local waiting = n < MOST and line(P) or {}
-  local workers = #waiting > 0 and askable(P, waiting, now) or {}
-  for _ = 1, math.min(AT_ONCE, MOST - n) do
-    local w, c = best_place(P, workers, waiting, kept, patience_ms, now)
-    if not w then break end
-    if kept[w.node] then H.lift(P, w.node, kept[w.node].job, now) end
-    make(P, w, c, now)
-    c.earmark, c.job, kept[w.node] = w.node, c.id, c
-  end
+  if n < MOST then make_some(P, kept, math.min(AT_ONCE, MOST - n), patience_ms, now) end
   return math.ceil(pause)
 end

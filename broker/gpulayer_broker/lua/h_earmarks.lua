@@ -23,9 +23,15 @@ function H.earmark_of(P, node)
   return text and H.earmark(text)
 end
 
-function H.write_earmark(P, node, e)
+local function write_text(P, node, e)
   redis.call('HSET', P .. 'held:' .. node, FIELD, table.concat({'earmark', e.job, e.sig, e.owner, e.prio, e.worker,
              string.format('%d', e.until_ms), e.devices}, ' '))
+end
+
+function H.write_earmark(P, node, e)
+  redis.call('HSET', P .. 'earmarks', node, e.job .. ' 0')
+  redis.call('HSET', H.job(P, e.job), FIELD, node)
+  write_text(P, node, e)
 end
 
 -- the earmark of a machine goes, if it is this job's: what was withheld is there for all
@@ -43,10 +49,20 @@ function H.lift_of(P, w, node, now)
   if e and e.worker == w then H.lift(P, node, e.job, now) end
 end
 
--- the job that is being granted needs no earmark any more, on this worker's machine or another
+-- the job that is being granted needs no earmark any more, on this worker's machine or another. Where it takes what was kept here
+-- for one behind it in its line, that one has the other machine instead
 function H.lift_granted(P, w, room, job, node, now)
-  H.lift(P, node, job, now)
-  if w.node == node then room.earmark = nil end
+  local here = room.earmark
+  local there = here and w.node ~= node and H.earmark_of(P, node)
+  if there and there.job == job and there.sig == here.sig and there.owner == here.owner and there.prio == here.prio then
+    redis.call('HDEL', H.job(P, job), FIELD)
+    H.lift(P, w.node, here.job, now)
+    there.job, room.earmark = here.job, nil
+    H.write_earmark(P, node, there)
+  else
+    H.lift(P, node, job, now)
+    if w.node == node then room.earmark = nil end
+  end
 end
 
 -- a claim's room on a machine with an earmark
@@ -90,7 +106,7 @@ local function renew_choice(P, o, w, room, now)
   end
   if devices ~= e.devices then
     e.devices = devices
-    H.write_earmark(P, w.node, e)
+    write_text(P, w.node, e)
   end
   return true
 end

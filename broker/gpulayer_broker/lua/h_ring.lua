@@ -70,10 +70,12 @@ function H.unring(P, w)
   return sig
 end
 
+-- since when a worker that beats so often must have been heard
+function H.fresh_since(heartbeat_ms, now) return now - 2.5 * tonumber(heartbeat_ms or '0') end
+
 function H.fresh(P, w, now)
   local seen = tonumber(redis.call('ZSCORE', P .. 'workers', w) or '0')
-  local beat = tonumber(redis.call('HGET', P .. 'worker:' .. w, 'heartbeat_ms') or '0')
-  return seen >= now - 2.5 * beat
+  return seen >= H.fresh_since(redis.call('HGET', P .. 'worker:' .. w, 'heartbeat_ms') or nil, now)
 end
 
 -- spread looks at the least busy first, pack at the busiest; at most 256 of a class are looked at
