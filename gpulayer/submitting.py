@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
 from math import ceil
@@ -29,7 +29,7 @@ from gpulayer.payload import (
     pack_many,
 )
 from gpulayer.session import Session
-from gpulayer_broker.functions import Submission
+from gpulayer_broker.functions import Stencil, Stencilled, Submission
 from gpulayer_broker.given import Given
 from gpulayer_broker.items import pack_items
 from gpulayer_broker.job import new_job_id
@@ -60,13 +60,13 @@ class Order:
 
 
 class Shared(NamedTuple):
-    """What the calls of one function under one plan share: all but their id, client, time and arguments."""
+    """What a client's calls of one function under one plan share: all but their id, time and arguments."""
 
     plan: Plan
     placed: Plan
     function: Payload
     frame: Frame
-    job: partial[Submission]
+    stencil: Stencil
 
 
 def as_group(orders: Iterable[Order], total: int) -> tuple[str, Iterator[Order]]:
@@ -113,7 +113,7 @@ class Submitter:
         self.courier = Courier(session)
         self.adviser = Adviser(session)
         self._owner = owner()
-        self._shared: dict[tuple[PackedFunction, int, str | None], Shared] = {}
+        self._shared: dict[tuple[PackedFunction, int, str, str | None], Shared] = {}
         self._members: Recent[str, list[str]] = Recent(GROUPS_KEPT)
 
     def function_orders(
@@ -173,34 +173,31 @@ class Submitter:
         if given or plan.eta_s is not None or plan.after or plan.idempotency_key:
             return self.submit(self.function_order(packed, call, plan), client)
         data = pack_arguments(packed.label, args, kwargs)
-        shared = self._shared_by(packed, plan)
+        shared = self._shared_by(packed, plan, client)
         if shared.placed is plan and holds_code(data):
             return self.submit(self.function_order(packed, call, plan), client)
         self.courier.renew(shared.function, packed.data)
         job_id, arguments = new_job_id(), self.courier.arguments(data, packed.label)
         spec = shared.frame.filled(job_id, int(time.time() * 1000), arguments)
-        return self._sent(shared.job(id=job_id, client=client, spec=spec), shared.placed.needs)
+        return self._sent(Stencilled(job_id, spec, shared.stencil), shared.placed.needs)
 
-    def _shared_by(self, packed: PackedFunction, plan: Plan) -> Shared:
-        key = packed, id(plan), os.environ.get("GPULAYER_JOB_ID")
+    def _shared_by(self, packed: PackedFunction, plan: Plan, client: str) -> Shared:
+        key = packed, id(plan), client, os.environ.get("GPULAYER_JOB_ID")
         shared = self._shared.get(key)
         if shared is None:
             if len(self._shared) >= SHARED_KEPT:
                 self._shared.clear()
-            shared = self._shared[key] = self._put_together(packed, plan)
+            shared = self._shared[key] = self._put_together(packed, plan, client)
         return shared
 
-    def _put_together(self, packed: PackedFunction, plan: Plan) -> Shared:
+    def _put_together(self, packed: PackedFunction, plan: Plan, client: str) -> Shared:
         function = self.courier.function(packed)
         placed = plan.on_python(minor_version()) if packed.holds_code else plan
         order = _in_its_job(self._order(packed, function, Payload(b""), placed))
-        one = self._submission(order, "")
-        own = ("id", "client", "spec")
-        values = {each.name: getattr(one, each.name) for each in fields(one) if each.name not in own}
-        framed = frame(order.spec, placed.message_options)
-        return Shared(plan, placed, function, framed, partial(Submission, **values))
+        stencil = Stencil.of(self._submission(order, client), self._session.queue.keys.root)
+        return Shared(plan, placed, function, frame(order.spec, placed.message_options), stencil)
 
-    def _sent(self, job: Submission, needs: Requirements) -> tuple[str, bool]:
+    def _sent(self, job: Submission | Stencilled, needs: Requirements) -> tuple[str, bool]:
         job_id = self._session.attempt(lambda queue: queue.submit(job, needs))
         self.adviser.submitted(needs)
         return job_id, job_id == job.id

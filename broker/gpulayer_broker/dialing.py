@@ -21,16 +21,12 @@ from redis.retry import Retry
 from gpulayer_broker.endpoint import Endpoint
 from gpulayer_broker.errors import ConfigError
 from gpulayer_broker.faults import error_of_reply
+from gpulayer_broker.packing import packed
 from gpulayer_broker.replies import NoAnswer, ReplyError
 
 PROTOCOL = 2
-LARGE_BYTES = 16384
-SHORT_BYTES = 48
-REMEMBERED = 1000
 READ_BYTES = 65536
 UNFINISHED = object()
-
-_elements: dict[str | int, bytes] = {}
 
 
 class Connection(Protocol):
@@ -44,50 +40,6 @@ class Connection(Protocol):
     def send_packed_command(self, command: list[bytes], check_health: bool = True) -> None: ...
     def read_response(self) -> Any: ...
     def _get_socket(self) -> socket.socket | None: ...
-
-
-def packed(commands: Sequence[tuple[Any, ...]]) -> list[bytes]:
-    """Commands as the server reads them; a large argument is a piece of its own, so that it is not copied.
-
-    What redis-py does for any type and encoding, done for text, bytes and numbers at a fifth of its time.
-    """
-    pieces: list[bytes] = []
-    small: list[bytes] = []
-    for command in commands:
-        small.append(b"*%d\r\n" % len(command))
-        for arg in command:
-            kind = type(arg)
-            told = kind is str or kind is int
-            if told and (known := _elements.get(arg)):
-                small.append(known)
-                continue
-            data = arg if kind is bytes else _bytes_of(arg)
-            if len(data) < LARGE_BYTES:
-                small.append(b"$%d\r\n%b\r\n" % (len(data), data))
-                if told and len(data) <= SHORT_BYTES:
-                    _remember(arg, small[-1])
-            else:
-                pieces += (b"".join((*small, b"$%d\r\n" % len(data))), data)
-                small = [b"\r\n"]
-    pieces.append(b"".join(small))
-    return pieces
-
-
-def _remember(arg: str | int, element: bytes) -> None:
-    """Most arguments of a call are those of the call before: names, signatures, zeros, texts that are empty."""
-    if len(_elements) >= REMEMBERED:
-        _elements.clear()
-    _elements[arg] = element
-
-
-def _bytes_of(arg: object) -> bytes:
-    if isinstance(arg, str):
-        return arg.encode()
-    if isinstance(arg, (int, float)) and not isinstance(arg, bool):
-        return repr(arg).encode()
-    if isinstance(arg, (bytes, bytearray, memoryview)):
-        return bytes(arg)
-    raise TypeError(f"a command takes text, bytes and numbers, not {type(arg).__name__}")
 
 
 class Wire:

@@ -7,24 +7,28 @@ server's clock, amounts are MiB.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gpulayer_broker import answers
 from gpulayer_broker.library import function
+from gpulayer_broker.packing import Written, written_around
 
 T = TypeVar("T")
 Arg = bytes | str | int
 
 
 class Call(NamedTuple, Generic[T]):
-    """One FCALL under one root, and how to read what comes back."""
+    """One FCALL under one root, and how to read what comes back; of a call that was `written` its args are all."""
 
     name: str
     args: tuple[Arg, ...]
     parse: Callable[[Any], T]
+    written: bool = False
 
     def command(self, root: str) -> tuple[Arg, ...]:
+        if self.written:
+            return self.args
         return (b"FCALL", function(self.name), 1, root, *self.args)
 
 
@@ -109,6 +113,36 @@ class Submission:
 
 
 _NOTHING_RARE = Submission("", "", b"")._rare()
+
+
+class Stencil(NamedTuple):
+    """A submit under one root, written but for the job's id and its spec."""
+
+    before: Written
+    between: Written
+    after: Written
+
+    @classmethod
+    def of(cls, job: Submission, root: str) -> Stencil:
+        """Of all jobs that are submitted as this one."""
+
+        def command(job_id: bytes, spec: bytes) -> tuple[Arg, ...]:
+            return submit(replace(job, id=job_id.decode(), spec=spec)).command(root)
+
+        return cls(*written_around(command))
+
+
+class Stencilled(NamedTuple):
+    """A job as it enters the queue by a stencil."""
+
+    id: str
+    spec: bytes
+    stencil: Stencil
+
+    @property
+    def idempotency_key(self) -> str:
+        """Empty: what has a key differs in more than its id and its spec."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -224,7 +258,11 @@ AnyEnding = Ending | ItemsEnding | CallsEnding
 # The functions -----------------------------------------------------------------------------------------------------
 
 
-def submit(job: Submission) -> Call[answers.Submitted]:
+def submit(job: Submission | Stencilled) -> Call[answers.Submitted]:
+    if isinstance(job, Stencilled):
+        before, between, after = job.stencil
+        args = before, job.id.encode(), between, job.spec, after
+        return Call("submit", args, answers.submitted, written=True)
     return Call("submit", job.short_block(), answers.submitted)
 
 

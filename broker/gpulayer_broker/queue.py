@@ -22,7 +22,7 @@ from gpulayer_broker.errors import (
     TooManyRequirements,
     Unavailable,
 )
-from gpulayer_broker.functions import AnyEnding, Call, Offer, Registration, Submission
+from gpulayer_broker.functions import AnyEnding, Call, Offer, Registration, Stencilled, Submission
 from gpulayer_broker.job import QUEUED, RECORD_FIELDS, JobRecord, decode_record
 from gpulayer_broker.keys import DEFAULT_NAMESPACE, Keys, root_of
 from gpulayer_broker.matching import eligible_groups
@@ -104,7 +104,7 @@ class Queue:
 
     # Entering the queue ---------------------------------------------------------------------------------------------
 
-    def submit(self, job: Submission, needs: Requirements) -> str:
+    def submit(self, job: Submission | Stencilled, needs: Requirements) -> str:
         """The job's id: the given one, or the one that the idempotency key already has."""
         answer = self._introducing(
             lambda: self.run(functions.submit(job)),
@@ -285,7 +285,7 @@ def granted(answers: list[T | GpulayerError]) -> list[T]:
     return cast(list[T], answers)
 
 
-def accepted(answer: Submitted, job: Submission) -> str:
+def accepted(answer: Submitted, job: Submission | Stencilled) -> str:
     """The id of an accepted submit; the refusal as its error otherwise."""
     if answer.outcome == "full":
         raise QueueFull(f"the queue holds {answer.id} waiting jobs, its limit: try again when some have run")

@@ -10,14 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-import redis
 
-from gpulayer_broker import dialing
 from gpulayer_broker.connection import Endpoint, Link, connect, plain_client
-from gpulayer_broker.dialing import REMEMBERED, packed
 from gpulayer_broker.errors import QueueUnreachable
 from tests.servers import QueueServer, server_binary
 from tests.support import PATIENCE_S, wait_until
@@ -28,35 +24,6 @@ StartServer = Callable[..., QueueServer]
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
-
-
-@pytest.mark.parametrize(
-    "arg",
-    ["", "é", "1", 1, 0, -7, 10**30, 1.0, 0.1, b"", b"\r\n", "x" * 48, "x" * 49, "x" * 20_000, b"x" * 20_000],
-    ids=repr,
-)
-def test_an_argument_is_written_as_redis_py_writes_it_the_first_time_and_later(
-    arg: bytes | str | float,
-) -> None:
-    """Equal numbers of two kinds (1 and 1.0) are two arguments."""
-    command = ("SET", 1, arg, 1.0, arg)
-    connection: Any = redis.Connection
-    expected = b"".join(connection().pack_command(*command))
-
-    assert [b"".join(packed([command])) for _ in range(3)] == [expected] * 3
-    assert b"".join(packed([command, command])) == expected * 2
-
-
-def test_what_is_no_argument_is_refused_even_where_it_equals_one() -> None:
-    packed([("GET", 1)])
-    with pytest.raises(TypeError, match="bool"):
-        packed([("GET", True)])
-
-
-def test_arguments_that_were_written_are_remembered_within_a_bound() -> None:
-    for number in range(3 * REMEMBERED):
-        packed([("GET", f"key-{number}")])
-    assert 0 < len(dialing._elements) <= REMEMBERED
 
 
 def test_tcp_reaches_the_server_with_keepalive_on(queue_server: StartServer) -> None:

@@ -131,7 +131,7 @@ def test_a_blob_is_offered_again_once_it_may_have_been_forgotten(
 def test_what_calls_share_is_kept_of_so_many_functions(client: Client) -> None:
     packed = pack_function(plain)
     for _ in range(SHARED_KEPT + 5):
-        client._opened.submitter._shared_by(packed, plan_of({}))
+        client._opened.submitter._shared_by(packed, plan_of({}), "client")
 
     assert 0 < len(client._opened.submitter._shared) <= SHARED_KEPT
 
