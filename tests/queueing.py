@@ -159,3 +159,20 @@ class Hand:
         """Kinds of everything that lies in a worker's inbox."""
         entries = self.link.call("XRANGE", self.key(f"inbox:{worker}"), "-", "+")
         return [dict(zip(e[1][::2], e[1][1::2], strict=True))[b"kind"].decode() for e in entries]
+
+
+@dataclass
+class Claimer:
+    """Worker w1 with the claims that a real one makes, and a hand on its queue: what it is granted, it keeps."""
+
+    hand: Hand
+    queue: Queue
+    attempts: Attempts = field(default_factory=Attempts)
+    delivered: list[Attempt] = field(default_factory=list)
+
+    def joins(self, sig: str, slots: int, capacity: int) -> None:
+        """It can run jobs of this signature, and takes so many at once."""
+        self.hand.introduce(sig, {})
+        self.hand.machine("w1", {sig: ()}, slots=slots)
+        self.claims = claims_of(self.queue, self.attempts, self.delivered.append)
+        self.claims.open(capacity)

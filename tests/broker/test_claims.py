@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
-from gpulayer_broker.attempts import Attempt, Attempts
+from gpulayer_broker.attempts import Attempt
 from gpulayer_broker.connection import Endpoint, Link
 from gpulayer_broker.functions import CallEnding, CallsEnding, Ending
 from gpulayer_broker.queue import Queue
-from tests.queueing import Hand, claims_of, signature
+from tests.queueing import Claimer, Hand, signature
 
 CPU = signature()
 
 
 @dataclass
-class Worker:
-    """One that holds one job at a time, with a hand on its queue."""
-
-    hand: Hand
-    queue: Queue
-    attempts: Attempts = field(default_factory=Attempts)
-    delivered: list[Attempt] = field(default_factory=list)
+class Worker(Claimer):
+    """One that holds one job at a time."""
 
     def __post_init__(self) -> None:
-        self.hand.introduce(CPU, {})
-        self.hand.machine("w1", {CPU: ()}, slots=1)
-        self.claims = claims_of(self.queue, self.attempts, self.delivered.append)
-        self.claims.open(1)
+        self.joins(CPU, slots=1, capacity=1)
 
     def loses_its_job(self) -> Attempt:
         """Its lease ran out; the bell for the room rang, and was answered, while the worker did not know of it."""

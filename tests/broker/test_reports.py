@@ -7,19 +7,19 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
 from gpulayer_broker import claims as claims_module
 from gpulayer_broker import functions
 from gpulayer_broker.answers import Committed
-from gpulayer_broker.attempts import Attempt, Attempts
+from gpulayer_broker.attempts import Attempt
 from gpulayer_broker.connection import Endpoint, Link, ReplyError
 from gpulayer_broker.errors import QueueUnreachable
 from gpulayer_broker.functions import Ending
 from gpulayer_broker.queue import Queue
-from tests.queueing import Hand, claims_of, signature
+from tests.queueing import Claimer, Hand, signature
 from tests.servers import QueueServer
 from tests.support import PATIENCE_S, wait_until
 
@@ -28,19 +28,11 @@ SLOTS = 4
 
 
 @dataclass
-class Worker:
-    """One with four places, all of them taken, and a hand on its queue."""
-
-    hand: Hand
-    queue: Queue
-    attempts: Attempts = field(default_factory=Attempts)
-    delivered: list[Attempt] = field(default_factory=list)
+class Worker(Claimer):
+    """One with four places, all of them taken."""
 
     def __post_init__(self) -> None:
-        self.hand.introduce(CPU, {})
-        self.hand.machine("w1", {CPU: ()}, slots=SLOTS + 2)
-        self.claims = claims_of(self.queue, self.attempts, self.delivered.append)
-        self.claims.open(SLOTS)
+        self.joins(CPU, slots=SLOTS + 2, capacity=SLOTS)
         for _ in range(SLOTS):
             self.hand.submit(CPU)
         assert self.claims.claim() == SLOTS

@@ -13,6 +13,7 @@ import pytest
 
 from gpulayer.cli import run
 from gpulayer_broker.connection import Endpoint, Link
+from gpulayer_broker.keys import Keys
 from tests.queueing import Hand
 from tests.sdk.benches import Bench
 from tests.workers import WorkerProcess
@@ -63,6 +64,12 @@ def cli(here: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
 @pytest.fixture
 def bench(address: str, link: Link, root: str, namespace: str) -> Bench:
     return Bench(Hand(link, root), namespace)
+
+
+@pytest.fixture
+def keys(root: str) -> Keys:
+    """The names of the queue's keys."""
+    return Keys(root)
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
-from gpulayer_broker.connection import Endpoint, Link
+from gpulayer_broker.connection import Link
 from gpulayer_broker.job import RECORD_FIELDS
-from gpulayer_broker.keys import Keys, root_of
+from gpulayer_broker.keys import Keys
 from tests.cli.conftest import Cli
 from tests.sdk.benches import Bench
 
@@ -34,17 +33,6 @@ INFOS = (
     b'{"python": "no"}',
     b'{"name": 5, "gpu_share": "x", "disk_free_bytes": "much"}',
 )
-
-
-@pytest.fixture
-def link(valkey: Endpoint) -> Iterator[Link]:
-    with Link(valkey) as link:
-        yield link
-
-
-@pytest.fixture
-def keys(namespace: str) -> Keys:
-    return Keys(root_of(namespace))
 
 
 @pytest.mark.parametrize("rubbish", RUBBISH, ids=range(len(RUBBISH)))

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gpulayer_broker.connection import Endpoint, Link
+from gpulayer_broker.connection import Link
 from gpulayer_broker.job import RECORD_FIELDS, STATES
-from gpulayer_broker.keys import Keys, root_of
+from gpulayer_broker.keys import Keys
 from tests.cli.conftest import Cli
 from tests.support import PATIENCE_S
 
@@ -32,17 +32,6 @@ INFO = {
     "devices": [{"uuid": TEXT, "kind": TEXT, "name": TEXT, "usable": True, "foreign": TEXT}],
 }
 Spawn = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def link(valkey: Endpoint) -> Iterator[Link]:
-    with Link(valkey) as link:
-        yield link
-
-
-@pytest.fixture
-def keys(namespace: str) -> Keys:
-    return Keys(root_of(namespace))
 
 
 @pytest.fixture
