@@ -245,7 +245,7 @@ class CapabilityConsumer(Consumer):
         else:
             ending = ending_of(message, self.delivery.keep_dead_ms)
             self.delivery.commit((message.attempt,), ending, message.outbox.needs)
-        self.delivery.release(message.attempt.riders)
+        self.delivery.release(message.attempts)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         for message in messages:

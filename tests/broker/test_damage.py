@@ -56,6 +56,26 @@ def test_a_damaged_record_ends_as_undecodable_and_the_next_job_is_granted(
         hand.link.call("ZREM", hand.key("jobs:queued"), damaged)
 
 
+@pytest.mark.parametrize("field", ["losses", "queued_ms"])
+@pytest.mark.parametrize("value", [b"", b"x", b"1e5", b"0x10"])
+def test_a_number_that_is_none_counts_as_nothing_and_stops_nobody(
+    hand: Hand, field: str, value: bytes
+) -> None:
+    damaged, sound = hand.submit(CPU), hand.submit(CPU)
+    _write(hand, damaged, field, value)
+    machine = hand.machine("w1", {CPU: ()})
+
+    grants = hand.claim(machine)
+
+    assert [g.id for g in grants] == [damaged, sound]
+    assert (grants[0].losses if field == "losses" else grants[0].queued_ms) == 0
+    _write(hand, damaged, field, value)
+    for grant in grants:
+        assert hand.run(fn.release(grant.id, grant.token, "lost")) == "ok"
+    assert [hand.get(job, "losses") for job in (damaged, sound)] == ["1", "1"]
+    check(hand)
+
+
 @pytest.mark.parametrize(
     ("key", "named"), [("seq", "the counter gpulayer:{"), ("jobs:queued", "a key below gpulayer:{")]
 )

@@ -43,6 +43,19 @@ def sound(hand: Hand) -> bool:
     return violations(snapshot.read(hand.link, hand.root)) == []
 
 
+def repair(hand: Hand, key: str, ended: set[str]) -> None:
+    """What the key would hold, had it been the queue's own."""
+    name = hand.key(key)
+    for job in ended:
+        if key in ("jobs:succeeded", "jobs:final"):
+            score = hand.link.call(
+                "HGET", hand.key(f"job:{job}"), "seq" if key == "jobs:succeeded" else "ended_ms"
+            )
+            hand.link.call("ZADD", name, score, job)
+        else:
+            hand.link.call("ZREM" if key == "leases" else "SREM", name, job)
+
+
 def ids(grants: tuple[Grant, ...]) -> list[str]:
     return [grant.id for grant in grants]
 
@@ -235,6 +248,34 @@ def test_a_report_that_breaks_off_leaves_whole_what_it_has_ended(hand: Hand, wor
 
     hand.link.call("DEL", hand.key("lane:lane"))
     assert {hand.state(grant.id) for grant in grants} == {"succeeded"}
+    assert sound(hand)
+
+
+@pytest.mark.parametrize("key", ["jobs:succeeded", "jobs:final", "leases", "running:w1"])
+def test_a_key_that_somebody_else_wrote_keeps_a_report_from_no_other(
+    hand: Hand, worker: Machine, key: str
+) -> None:
+    teach(hand, worker)
+    submitted(hand, 80)
+    grants = hand.claim(worker, 1)
+    name = hand.key(key)
+    kept = hand.link.call("DUMP", name)
+    hand.link.call("SET", name, "somebody else's")
+
+    with pytest.raises(ReplyError, match="does not hold what the queue wrote"):
+        end(hand, grants, QUICK_US)
+
+    hand.link.call("DEL", name)
+    hand.link.call("RESTORE", name, 0, kept)
+    seen = snapshot.read(hand.link, hand.root)
+    ended = {grant.id for grant in grants}
+    for stream in seen.streams.values():
+        assert ended.isdisjoint(fields.get("j") for fields in stream.entries.values())
+    others = {"jobs:running", "jobs:succeeded", "jobs:final", "leases"} - {key}
+    for other in others:
+        there = {i for i in ended if hand.link.call("ZSCORE", hand.key(other), i) is not None}
+        assert there == (ended if other in ("jobs:succeeded", "jobs:final") else set()), other
+    repair(hand, key, ended)
     assert sound(hand)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -268,3 +269,56 @@ def test_single_calls_tell_what_their_lane_takes(
     assert desk.final(line.jobs[0]).state == "succeeded"
     known = desk.link.call("GET", key)
     assert known == b"-" if function is print else float(known) < 60e6
+
+
+def test_a_call_that_pauses_while_the_queue_is_away_mixes_up_no_results(
+    desk: Desk, hire: Hire, tmp_path: Path
+) -> None:
+    mark, path = tmp_path / "once", desk.endpoint.path
+
+    def work(n: int) -> int:
+        if n == 0 and not mark.exists():
+            mark.touch()
+            with socket.socket(
+                socket.AF_UNIX
+            ) as link:  # at once: the worker gives the others back after 50 ms
+                link.connect(path)
+                link.sendall(b"CLIENT PAUSE 8000 ALL\r\n")
+                link.recv(16)
+            time.sleep(10)  # longer than the worker asks the queue to take them
+        return n
+
+    line = Line(desk, work)
+
+    hire(slots=1)
+
+    assert line.values() == list(range(COUNT))
+
+
+def test_an_exception_whose_pickle_is_gone_is_told_without_it(desk: Desk, hire: Hire) -> None:
+    def work(n: int) -> int:
+        if n != 2:
+            return n
+
+        class Large(Exception):
+            def __init__(self) -> None:
+                self.data = os.urandom(8 << 20)
+
+        def removing() -> None:
+            while True:
+                for file in Path.cwd().parent.glob("result*"):
+                    file.unlink(missing_ok=True)
+
+        threading.Thread(target=removing, daemon=True).start()
+        raise Large
+
+    line = Line(desk, work)
+
+    hire(slots=1)
+
+    records = [desk.final(job) for job in line.jobs]
+    assert [r.id for r in records if r.state != "succeeded"] == [line.jobs[2]]
+    assert records[2].end_reason == "user_error"
+    assert [desk.value(job) for n, job in enumerate(line.jobs) if n != 2] == [
+        n for n in range(COUNT) if n != 2
+    ]

@@ -65,6 +65,7 @@ JOIN_LOOK_S = 0.1
 TRIM_EVERY_S = 600.0
 STOP_PATIENCE_MS = 30_000
 SIGNATURES_KEPT = 4096
+LANES_KEPT = 256
 POLL_MS = 500
 LOCK_PATIENCE_S = 2.0  # whoever asks whether a worker lives holds its lock for a moment
 
@@ -212,6 +213,7 @@ class Agent:
             environment=workers_part(os.environ),
             queue=self._queue_for_jobs(),
             results=Queue(Link(self.options.endpoint), self.settings.namespace),
+            lanes=Recent(LANES_KEPT),
             fits=self._fits,
             on_started=self._beat_soon,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,10 @@ def report_outcome(report: Report, store: BlobStore) -> Outcome:
     if header.get("kind") == "pickle":
         import base64
 
-        more["pickle"] = base64.b85encode(report.read_payload()).decode()
+        with suppress(
+            OSError
+        ):  # its file is the job's to remove: type, message and traceback are told without it
+            more["pickle"] = base64.b85encode(report.read_payload()).decode()
     kind = str(header.get("type", "Error"))
     reason = END_REASONS.get(kind, "user_error")
     outcome = failed(reason, kind, str(header.get("message", "")), str(header.get("traceback", "")), **more)

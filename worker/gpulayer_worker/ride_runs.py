@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import orjson
+from dramatiq.errors import ConnectionFailed
 
 from gpulayer_broker import spec as specs
 from gpulayer_broker.attempts import CANCELLED, STALE, Attempt
@@ -39,7 +41,6 @@ from gpulayer_worker.outputs import gather
 from gpulayer_worker.processes.fork_server import ForkServerGone
 from gpulayer_worker.processes.job import Usage
 from gpulayer_worker.processes.warm import Answer, Batch, BatchEnd, Tokens, WarmKey, WarmProcess
-from gpulayer_worker.runner.warm_wire import Recent
 from gpulayer_worker.running import Run, Workshop
 from gpulayer_worker.scratch import FOLDERS, Scratch, folder_in
 from gpulayer_worker.usage import usage_record
@@ -50,7 +51,6 @@ log = logging.getLogger("gpulayer")
 STREAMS = ("out", "err")
 TELL_EVERY_S = 0.005
 _numbers = itertools.count(1)
-_keys: Recent[WarmKey] = Recent()
 READ_BYTES = 1 << 18
 
 
@@ -103,7 +103,10 @@ class RideRun(WarmRun):
             log.exception("a ride broke off")
         told = {attempt.token for attempt, _ in self.untold}
         everybody = (self.attempt, *self.attempt.riders)
-        self.teller.release([each for each in everybody if each.token not in told], "lost")
+        try:
+            self.teller.release([each for each in everybody if each.token not in told], "lost")
+        except ConnectionFailed as error:
+            log.warning("calls of a ride could not be handed back yet: %s", error)
         if not self.untold:
             return Outcome("released", "returned")
         attempts, endings = zip(*self.untold, strict=True)
@@ -162,11 +165,10 @@ class RideRun(WarmRun):
     def _lane_key(self, needs: Requirements) -> WarmKey:
         """What a process must be to serve the lane: it does not depend on the folder that a ride is given."""
         grant = self.attempt.grant
-        found = _keys.find(f"{grant.owner} {grant.lane}")
-        if found is None:
-            found = self._key(self._environment(Scratch(self.shop.scratch.base / "ride"), needs), needs)
-            _keys.keep(f"{grant.owner} {grant.lane}", found)
-        return found
+        return self.shop.lanes.get(
+            f"{grant.owner} {grant.lane}",
+            lambda: self._key(self._environment(Scratch(self.shop.scratch.base / "ride"), needs), needs),
+        )
 
     def _seat(self, process: WarmProcess, needs: Requirements) -> Seat:
         """The process' own, made anew where it has none."""
@@ -206,7 +208,10 @@ class RideRun(WarmRun):
         attempts, endings = zip(*self.untold, strict=True)
         if self.teller.commit_some(Calls(attempts, CallsEnding(endings))):
             self.untold.clear()
-        self.told_s = time.monotonic()
+            self.told_s = time.monotonic()
+        else:
+            # Asking in vain takes seconds, in which nobody looks at the call that runs: the rest is told at the end.
+            self.told_s = math.inf
 
 
 class NoSeat(Exception):

@@ -21,6 +21,7 @@ from gpulayer_broker.consumer import Outcome, dumps
 from gpulayer_broker.errors import GpulayerError, QueueUnreachable
 from gpulayer_broker.functions import Arg
 from gpulayer_broker.queue import Queue
+from gpulayer_broker.recent import Recent
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.requirements import decode as decode_requirements
 from gpulayer_broker.settings import Settings
@@ -61,6 +62,7 @@ from gpulayer_worker.processes.cgroup import Group, GroupFacts, Groups
 from gpulayer_worker.processes.fork_server import ForkServerGone
 from gpulayer_worker.processes.job import Ending, FunctionCall, JobHandle, JobProcess
 from gpulayer_worker.processes.pool import Pool
+from gpulayer_worker.processes.warm import WarmKey
 from gpulayer_worker.processes.warm_lane import WarmLane
 from gpulayer_worker.scratch import Scratch, Scratches
 from gpulayer_worker.usage import DeviceMeters, usage_record
@@ -94,6 +96,7 @@ class Workshop:
     environment: Mapping[str, str]
     queue: Mapping[str, str]
     results: Queue
+    lanes: Recent[str, WarmKey]
     fits: Callable[[str, Requirements], bool]
     on_started: Callable[[], None]
 

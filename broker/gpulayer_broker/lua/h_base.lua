@@ -25,6 +25,9 @@ H.FINAL = {succeeded = true, failed = true, cancelled = true, timed_out = true}
 
 function H.config(P, name, default) return tonumber(redis.call('HGET', P .. 'config', name) or nil) or default end
 
+-- a whole number as a record should hold it; 0 for anything else
+function H.digits(text) return text and string.find(text, '^%d+$') and text or '0' end
+
 function H.refuse(code, text) return redis.error_reply('GPULAYER ' .. code .. ' ' .. text) end
 
 local function damaged(what, why) return 'GPULAYER damaged ' .. what .. ' does not hold what the queue wrote (' .. why .. ')' end

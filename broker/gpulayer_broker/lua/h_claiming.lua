@@ -75,7 +75,7 @@ local function described(P, id, token)
   if v[12] then
     v[5], v[6], v[9] = unpack(redis.call('HMGET', H.job(P, v[12]), 'options', 'spec', 'queued_ms'))
   end
-  return {id, token, v[2] or '', v[3], v[4] or '0', v[5] or '', v[6] or '', v[7], v[8], v[9] or '', v[10], v[11] or '',
+  return {id, token, v[2] or '', v[3], H.digits(v[4]), v[5] or '', v[6] or '', v[7], v[8], H.digits(v[9]), v[10], v[11] or '',
           v[13] or '-1', v[14] or '-1', v[15] or '', v[16] or ''}
 end
 
@@ -120,7 +120,7 @@ local function assign(P, o, w, c, id, entry, v, token, attempt, lots, ride, now)
   H.belong(P .. 'running:' .. o.worker, id, true)
   H.index(P, id, 'queued', to, v[3])
   H.event(P, id, to)
-  return {id, token, lots, attempt, v[8] or '0', v[9] or '', v[10] or '', c.sig, c.owner, v[11] or '', to, v[12] or '', '-1', '-1',
+  return {id, token, lots, attempt, H.digits(v[8]), v[9] or '', v[10] or '', c.sig, c.owner, H.digits(v[11]), to, v[12] or '', '-1', '-1',
           ride[2] or '', v[7] or ''}
 end
 

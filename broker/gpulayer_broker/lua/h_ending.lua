@@ -164,7 +164,8 @@ end
 -- the worker was lost under this attempt: counted apart from retries, the third (by default) ends the job
 function H.lost(P, j, now)
   return H.end_or(P, j, now, function()
-    local losses = redis.call('HINCRBY', H.job(P, j.id), 'losses', 1)
+    local losses = H.digits(redis.call('HGET', H.job(P, j.id), 'losses')) + 1
+    redis.call('HSET', H.job(P, j.id), 'losses', losses)
     if (j.parent == '' or j.to - j.from == 1) and losses >= H.config(P, 'lost_workers', 3) then
       local error = '{"type":"WorkerLost","message":"' .. losses .. ' workers were lost while they ran this job"}'
       H.finish(P, j, 'failed', 'worker_lost', {'error', error}, now)

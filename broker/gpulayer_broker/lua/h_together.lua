@@ -88,12 +88,21 @@ local function write_counts(key, counts)
   end
 end
 
+-- a key that somebody else wrote keeps only what belongs into it from being written; the first problem, if there was one
 local function write(gathered)
-  for key, members in pairs(gathered.scores) do write_scores(key, members) end
-  for key, members in pairs(gathered.sets) do write_set(key, members) end
-  for key, counts in pairs(gathered.counts) do write_counts(key, counts) end
-  for key, entries in pairs(gathered.entries) do remove(key, unpack(entries)) end
-  for key, ms in pairs(gathered.keeps) do redis.call('PEXPIRE', key, ms) end
+  local problem
+  local function each(part, how)
+    for key, its in pairs(part) do
+      local fine, why = pcall(how, key, its)
+      if not fine then problem = problem or why end
+    end
+  end
+  each(gathered.scores, write_scores)
+  each(gathered.sets, write_set)
+  each(gathered.counts, write_counts)
+  each(gathered.entries, function(key, entries) remove(key, unpack(entries)) end)
+  each(gathered.keeps, function(key, ms) redis.call('PEXPIRE', key, ms) end)
+  return problem
 end
 
 -- runs `body`, whose writes of these kinds go together
@@ -102,6 +111,7 @@ function H.together(body)
   local done, problem = pcall(body)
   local gathered = open
   open = nil
-  write(gathered)
+  local unwritten = write(gathered)
   if not done then error(problem, 0) end
+  if unwritten then error(unwritten, 0) end
 end

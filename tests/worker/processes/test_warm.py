@@ -492,3 +492,21 @@ def test_what_each_call_used_is_told(room: Room, process: WarmProcess) -> None:
     assert room.answers[0].cpu_s < 0.1 < 0.2 <= room.answers[1].cpu_s
     assert room.answers[1].wall_s >= 0.2
     assert end.max_rss_bytes > 1 << 20
+
+
+def test_a_process_whose_batch_was_broken_off_serves_nobody_any_more(room: Room, lane: WarmLane) -> None:
+    def slow(text: str) -> str:
+        time.sleep(0.5)
+        return text
+
+    def broken(answer: Answer) -> None:
+        raise ConnectionError("nobody there to tell")
+
+    process = lane.acquire(KEY)
+    batch = room.batch(slow, ("first",), ("second",))
+    with pytest.raises(ConnectionError):
+        process.run(batch, broken)
+    lane.release(process)
+
+    assert not process.usable
+    assert room.call(slow, "another's") == "another's"

@@ -211,6 +211,9 @@ class WarmProcess:
                 ending = self._until_gone()
                 end.ending = None if end.finished else ending
                 end.facts = self.group.facts() if self.group else end.facts
+        except BaseException:
+            self._abandon()
+            raise
         finally:
             with self._lock:
                 self._current = None
@@ -254,6 +257,12 @@ class WarmProcess:
         ):
             self._lease_until_s = until_s
             self._handle.extend_lease(until_s)
+
+    def _abandon(self) -> None:
+        """A batch was broken off: what the process still answers is that batch's, and nobody else may read it."""
+        self._worn_out = True
+        self._handle.kill()
+        self._until_gone()
 
     def let_go(self) -> None:
         """The process ends by itself, as any Python does; by force if it does not. Returns when it is gone."""
