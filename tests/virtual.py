@@ -91,11 +91,9 @@ def virtual_library(link: Link, patches: dict[str, str] | None = None) -> Iterat
     """Loads the patched library and points the stubs at it, for as long as the block lasts."""
     link.call("FUNCTION", "LOAD", "REPLACE", virtual_source(patches))
     real, library.NAME = library.NAME, NAME
-    library.function.cache_clear()
     try:
         yield Clock(link)
     finally:
         library.NAME = real
-        library.function.cache_clear()
         link.call("FUNCTION", "DELETE", NAME)
         link.call("DEL", CLOCK, DRAWS, ENDS)
