@@ -57,6 +57,36 @@ def test_the_words_of_a_running_job_are_there_while_it_runs(desk: Desk, worker: 
     assert desk.record(job).state == "running"
 
 
+def test_the_words_of_a_running_function_are_there_while_it_runs(desk: Desk, worker: WorkerProcess) -> None:
+    def talk() -> None:
+        import sys
+        import time
+
+        print("first words")
+        sys.stderr.write("x" * (1 << 20))  # more than a pipe holds
+        print("last words")
+        time.sleep(300)
+
+    job = desk.function(talk)
+    wait_until(lambda: b"last words\n" in desk.tail(job), PATIENCE_S, "the words are shipped")
+    assert desk.record(job).state == "running"
+
+
+def test_many_short_functions_lose_none_of_their_words(desk: Desk, worker: WorkerProcess) -> None:
+    def talk(n: int) -> None:
+        import sys
+
+        print(f"out {n}")
+        sys.stderr.write(f"err {n}\n")
+
+    jobs = [desk.function(talk, n) for n in range(60)]
+    for n, job in enumerate(jobs):
+        attempt = desk.final(job).attempt
+        assert desk.stream(job, "out") == b"out %d\n" % n
+        assert desk.stream(job, "err") == b"err %d\n" % n
+        assert desk.tail(job, attempt) == desk.whole_log(job)
+
+
 def test_bytes_that_are_no_text_stay_as_they_are(desk: Desk, worker: WorkerProcess) -> None:
     raw = bytes(range(256)) * 4
     job = desk.python("import sys; sys.stdout.buffer.write(bytes(range(256)) * 4)")

@@ -202,3 +202,56 @@ def test_a_line_that_comes_in_pieces_is_shipped_as_soon_as_it_is_whole(
         lambda: scene.entries(grant.id) == [b"the line\n"], PATIENCE_S, "the line is shipped in one entry"
     )
     end(scene, [opened])
+
+
+def unread(scene: Scene, grant: Grant) -> tuple[JobLog, list[int]]:
+    return scene.logs.open(grant.id, grant.token, scene.folder / "spill", at_once=False)
+
+
+def test_a_log_that_nobody_read_while_its_job_ran_is_whole_at_its_end(scene: Scene) -> None:
+    grant = scene.grant()
+    job_log, writers = unread(scene, grant)
+    os.write(writers[0], b"out")
+    os.write(writers[1], b"err")
+
+    end(scene, [(job_log, writers)])
+
+    assert scene.tail(grant.id) == b"outerr"
+    assert job_log.closed.is_set()
+
+
+def test_a_log_is_read_live_from_the_moment_that_it_is_watched(scene: Scene) -> None:
+    grant = scene.grant()
+    job_log, writers = unread(scene, grant)
+    os.write(writers[0], b"before ")
+    scene.logs.watch(job_log)
+    os.write(writers[0], b"after")
+
+    wait_until(lambda: scene.tail(grant.id) == b"before after", PATIENCE_S, "all words are shipped")
+
+    end(scene, [(job_log, writers)])
+
+
+def test_who_still_holds_the_pipe_of_an_unread_log_is_heard_for_a_while(scene: Scene) -> None:
+    grant = scene.grant()
+    job_log, writers = unread(scene, grant)
+    os.write(writers[0], b"job ")
+    scene.logs.finish(job_log, 0.01)
+    os.write(writers[0], b"stray")
+
+    wait_until(lambda: job_log.size == len(b"job stray"), PATIENCE_S, "the late words are read")
+
+    end(scene, [(job_log, writers)])
+    assert scene.tail(grant.id) == b"job stray"
+
+
+def test_a_log_that_was_never_read_leaves_no_pipe_open(scene: Scene) -> None:
+    grant = scene.grant()
+    job_log, writers = unread(scene, grant)
+
+    scene.logs.forget(job_log)
+
+    for writer in writers:
+        with pytest.raises(BrokenPipeError):
+            os.write(writer, b"to nobody")
+        os.close(writer)

@@ -92,6 +92,8 @@ class JobLog:
         self.runs: list[list[Any]] = []
         self._run_began_ms = 0
         self.closed = threading.Event()
+        # The pipes that no thread reads yet, with their streams.
+        self.unwatched: list[tuple[int, str]] = []
         self._limit_bytes = limit_bytes
         self._spool = Spool(spill)
         self._open_pipes = pipes

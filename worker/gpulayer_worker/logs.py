@@ -1,6 +1,8 @@
 """Logs: what jobs write, kept whole for the store and shipped live in batches.
 
 One thread reads the pipes of all jobs, so that none is ever held up by the queue: bytes go to the job's log first.
+A function's pipes are given to it when the function is known to run on; one that is over by then is read where its end
+is dealt with, which wakes nobody.
 Another ships what is new, at most 64 KiB an entry: the first words of a job at once, and what follows gathered for a
 moment, for each log by itself. Where a job writes faster than the queue takes, the live tail skips ahead, and the whole
 log still has everything up to its limit. What a lost connection swallowed is shipped again.
@@ -25,6 +27,8 @@ from gpulayer_worker.joblog import JobLog
 log = logging.getLogger("gpulayer")
 
 READ_BYTES = 1 << 18
+# More than a pipe holds.
+MOST_READS = 16
 SHIP_EVERY_S = 0.05
 # The rest of a line comes within this time where a program writes it in pieces, as Python does without its buffers.
 LINE_S = 0.002
@@ -74,8 +78,11 @@ class Logs:
         os.close(self._wake_writer)
         self._queue.link.close()
 
-    def open(self, job_id: str, token: str, spill: Path) -> tuple[JobLog, list[int]]:
-        """A log, and the write ends of its two pipes (stdout, stderr); the caller closes them after the start."""
+    def open(self, job_id: str, token: str, spill: Path, at_once: bool = True) -> tuple[JobLog, list[int]]:
+        """A log, and the write ends of its two pipes (stdout, stderr); the caller closes them after the start.
+
+        Where it is not read `at_once`, it is from `watch` on; a job that is over before needs no other thread for it.
+        """
         job_log = JobLog(job_id, token, spill, self._limit_bytes, len(STREAMS))
         pipes: list[tuple[int, int]] = []
         try:
@@ -85,11 +92,13 @@ class Logs:
             for end in (end for pipe in pipes for end in pipe):
                 os.close(end)
             raise
-        with self._lock:
-            self._logs.add(job_log)
         for stream, (reader, _) in zip(STREAMS, pipes, strict=True):
             os.set_blocking(reader, False)
-            self._watch(reader, job_log, stream)
+            job_log.unwatched.append((reader, stream))
+        with self._lock:
+            self._logs.add(job_log)
+        if at_once:
+            self.watch(job_log)
         return job_log, [writer for _, writer in pipes]
 
     def adopt(self, job_id: str, token: str, spill: Path) -> JobLog:
@@ -105,8 +114,21 @@ class Logs:
         job_log.write(stream, data)
         self._mark(job_log)
 
+    def watch(self, job_log: JobLog) -> None:
+        """From now on what the job writes is read while it runs."""
+        for reader, stream in self._unwatched(job_log):
+            self._watch(reader, job_log, stream)
+
+    def _unwatched(self, job_log: JobLog) -> list[tuple[int, str]]:
+        with self._lock:
+            pipes, job_log.unwatched = job_log.unwatched, []
+        return pipes
+
     def finish(self, job_log: JobLog, patience_s: float) -> None:
         """Waits until both pipes have ended, and ships what is left."""
+        for reader, stream in self._unwatched(job_log):
+            if not _drained(reader, job_log, stream):
+                self._watch(reader, job_log, stream)
         job_log.closed.wait(patience_s)
         with self._lock:
             self._due_s.pop(job_log, None)
@@ -118,6 +140,8 @@ class Logs:
         with self._lock:
             self._logs.discard(job_log)
             self._due_s.pop(job_log, None)
+        for reader, _ in self._unwatched(job_log):
+            os.close(reader)
         job_log.forget()
 
     def _forever(self, step: Callable[[], None]) -> None:
@@ -208,3 +232,18 @@ class Logs:
                 log.warning("log of job %s not shipped: %s", job_log.job_id, lost[0])
                 job_log.ship_again(parts[0][1])
             return not lost
+
+
+def _drained(reader: int, job_log: JobLog, stream: str) -> bool:
+    """Reads what a job that is over has written; False while somebody else still holds the pipe."""
+    for _ in range(MOST_READS):
+        try:
+            data = os.read(reader, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            os.close(reader)
+            job_log.pipe_ended()
+            return True
+        job_log.write(stream, data)
+    return False

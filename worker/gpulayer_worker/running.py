@@ -104,6 +104,9 @@ class Workshop:
 class Run:
     """One attempt."""
 
+    # Whether it is a process of many calls that runs it.
+    is_served = False
+
     def __init__(self, shop: Workshop, attempt: Attempt, spec: Spec) -> None:
         self.shop, self.attempt, self.spec = shop, attempt, spec
         self.store = shop.store.for_job()
@@ -115,6 +118,7 @@ class Run:
         self.group_facts = GroupFacts()
         self.memory_limit_bytes = 0
         self.started_s = 0.0
+        self.unread: JobLog | None = None
 
     def outcome(self) -> Outcome:
         """Runs it; what it came to."""
@@ -153,7 +157,12 @@ class Run:
 
     def _in_scratch(self, scratch: Scratch, needs: Requirements) -> Outcome:
         try:
-            job_log, writers = self.shop.logs.open(self.attempt.id, self.attempt.token, scratch.file("log"))
+            # A function may be over before anybody could have read what it writes.
+            late = self.spec.call is not None and not self.is_served
+            job_log, writers = self.shop.logs.open(
+                self.attempt.id, self.attempt.token, scratch.file("log"), at_once=not late
+            )
+            self.unread = job_log if late else None
         except OSError as error:
             return cannot_start(error)
         try:
@@ -236,6 +245,7 @@ class Run:
             preload=frozenset(self.spec.call.modules if self.spec.call else ()),
             lease_until_s=None if self.spec.on_outage == "keep" else self.attempt.lease_until_s,
             on_progress=self._progress,
+            on_running=partial(self.shop.logs.watch, self.unread) if self.unread else None,
             cgroups=self.group.folders if self.group else (),
         )
         self._clock_in()

@@ -39,6 +39,7 @@ KEPT_ARRAYS = 4
 class WarmRun(Run):
     """One call. `took_us` is what it took, once it has ended."""
 
+    is_served = True
     took_us: int | None = None
 
     def _work(self, scratch: Scratch, needs: Requirements, writers: list[int]) -> Callable[[], Ending]:

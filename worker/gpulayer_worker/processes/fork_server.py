@@ -261,6 +261,8 @@ class ForkServer:
         if running.handle.gone.done():
             return
         running.is_watched = True
+        if running.handle.job.on_running is not None:
+            running.handle.job.on_running()
         for pipe in running.pipes():
             self._selector.register(pipe.reader, selectors.EVENT_READ, self._pipe_reader(pipe))
 

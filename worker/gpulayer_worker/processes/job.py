@@ -70,6 +70,8 @@ class JobProcess:
 
     `id` names the process on this machine, for all workers and for all time: job, attempt and rank belong into it.
 
+    `on_running` is called, quickly, by the thread that watches over it, unless the job is over by then.
+
     `stdout` and `stderr` are descriptors of the caller, who may close them as soon as `start` has returned.
     `python` and `preload` do not matter to commands. The lease is a moment of `lease_clock_s`. `cgroups` are the
     folders of the control group that the main process enters before it runs anything of the user's.
@@ -86,6 +88,7 @@ class JobProcess:
     umask: int = DEFAULT_UMASK
     lease_until_s: float | None = None
     on_progress: Callable[[dict[str, float]], None] | None = None
+    on_running: Callable[[], object] | None = None
     cgroups: tuple[str, ...] = ()
 
 

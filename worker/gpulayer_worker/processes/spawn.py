@@ -90,6 +90,8 @@ class _Spawned:
         for pipe in self.pipes():
             pipe.close_writer()
         self.handle.started.tell(self.process.pid)
+        if job.on_running is not None:
+            job.on_running()
         threading.Thread(target=self._wait, name=f"job-{job.id}", daemon=True).start()
         threading.Thread(target=self._watch, name=f"watch-{job.id}", daemon=True).start()
 
