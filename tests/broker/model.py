@@ -429,7 +429,9 @@ class Model:
         w.deaths += 1
         w.killed += (min(ids),) if len(ids) == 1 else ("?",)
         others = (other for name, other in self.workers.items() if name != worker)
-        if w.deaths >= DEATHS and any(o.seen_ms >= self.now_ms - 60_000 for o in others):
+        if w.deaths >= DEATHS and any(
+            o.seen_ms >= self.now_ms - 60_000 and o.quarantined_until_ms <= self.now_ms for o in others
+        ):
             w.quarantined_until_ms = self.now_ms + QUARANTINE_MS
             self._forgive(worker)
 

@@ -206,3 +206,15 @@ def test_a_worker_on_which_three_different_jobs_died_is_set_aside_for_a_while(
     assert hand.claim(worker) == ()
     clock.advance(600_001)
     assert len(hand.claim(worker)) == 1
+
+
+def test_the_last_worker_that_takes_jobs_is_not_set_aside_too(hand: Hand, clock: Clock) -> None:
+    workers = [hand.machine(name, {CPU: ()}, slots=1) for name in ("w1", "w2")]
+    for worker in workers:
+        for n in range(3):
+            hand.submit(CPU, priority=3 - n)
+            hand.claim(worker)
+            worker.incarnation = f"{worker.id}{n}"
+            hand.register(worker)
+
+    assert [len(hand.claim(worker)) for worker in workers] == [0, 1]

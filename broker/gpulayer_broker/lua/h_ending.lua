@@ -176,15 +176,17 @@ function H.lost(P, j, now)
   end)
 end
 
--- whether another worker has shown itself within the last minute
+-- whether another worker has shown itself within the last minute, and is not put aside itself; a hundred are asked
 local function has_company(P, w, now)
-  local fresh = redis.call('ZCOUNT', P .. 'workers', now - 60000, '+inf')
-  local own = tonumber(redis.call('ZSCORE', P .. 'workers', w) or '0') >= now - 60000
-  return fresh > (own and 1 or 0)
+  for _, other in ipairs(redis.call('ZRANGEBYSCORE', P .. 'workers', now - 60000, '+inf', 'LIMIT', 0, 100)) do
+    local until_ms = redis.call('HGET', P .. 'worker:' .. other, 'quarantined_until')
+    if other ~= w and (tonumber(until_ms or '0') or 0) <= now then return true end
+  end
+  return false
 end
 
 -- a death of a worker counts once, on one of the jobs it took along; three different ones without a success between
--- put the worker aside for ten minutes, unless it is the only one
+-- put the worker aside for ten minutes, unless it is the only one left
 function H.count_death(P, w, lost, now)
   if #lost == 0 then return end
   local key = P .. 'deaths:' .. w
