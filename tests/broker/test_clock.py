@@ -212,9 +212,11 @@ def test_the_last_worker_that_takes_jobs_is_not_set_aside_too(hand: Hand, clock:
     workers = [hand.machine(name, {CPU: ()}, slots=1) for name in ("w1", "w2")]
     for worker in workers:
         for n in range(3):
-            hand.submit(CPU, priority=3 - n)
-            hand.claim(worker)
+            job = hand.submit(CPU)
+            assert [grant.id for grant in hand.claim(worker)] == [job]
             worker.incarnation = f"{worker.id}{n}"
             hand.register(worker)
+            hand.run(fn.cancel(job))
+    hand.submit(CPU)
 
     assert [len(hand.claim(worker)) for worker in workers] == [0, 1]
