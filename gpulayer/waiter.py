@@ -334,7 +334,10 @@ class Waiter:
                 slot.watched = slot.job_id in self._wanted
         self._watch(queue, self._client, wanted)
         self._doubtful = False
-        for slot in list(self._slots.values()):
+        # Under the lock, because another thread may be submitting; told without it, because what is told may take it.
+        with self._lock:
+            held = list(self._slots.values())
+        for slot in held:
             slot.tell_missed()
 
     def _watch(self, queue: Queue, client: str, job_ids: Iterable[str]) -> None:

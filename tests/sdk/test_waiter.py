@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +22,7 @@ from gpulayer.waiter import Waiter
 from gpulayer_broker import functions
 from gpulayer_broker.connection import Link
 from gpulayer_broker.errors import WaitTimeout
+from gpulayer_broker.job import new_job_id
 from gpulayer_broker.keys import root_of
 from tests.queueing import Hand
 from tests.sdk.benches import Bench
@@ -81,6 +84,27 @@ def test_a_wait_of_no_time_at_all_says_at_once_that_the_end_is_not_there(client:
     with in_background(lambda: late.append(client._opened.waiter.wait(job._slot, -1))):
         wait_until(lambda: bool(late), PATIENCE_S, "another thread has waited")
     assert late == [False]
+
+
+def test_a_doubt_is_settled_while_another_thread_submits(client: Client) -> None:
+    waiter, held, done = client._opened.waiter, deque[Slot](maxlen=500), threading.Event()
+
+    def submits() -> None:
+        while not done.is_set():
+            held.append(waiter.slot(new_job_id(), submitted=True))
+
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with in_background(submits):
+            try:
+                for _ in range(100):
+                    waiter._ask_again(client._session.queue)
+            finally:
+                done.set()
+    finally:
+        sys.setswitchinterval(usual_s)
+    assert held
 
 
 def test_many_threads_wait_for_one_job(client: Client, bench: Bench) -> None:
