@@ -112,7 +112,7 @@ def _reasons(
 def provides(capabilities: Capabilities, needs: Requirements) -> str:
     """What a worker has, in a line."""
     groups = [
-        f"{group.count} \N{MULTIPLICATION SIGN} {group.model} ({group.kind}, {format_size(group.memory_bytes)})"
+        f"{group.count} \u00d7 {group.model} ({group.kind}, {format_size(group.memory_bytes)})"
         for group in capabilities.groups
     ]
     frameworks = [

@@ -187,7 +187,8 @@ def _engaged(found: Iterable[Reason]) -> str:
 def _tally(workers: Sequence[Sequence[Reason]]) -> str:
     """Each worker counted once, by all that stands for ever against it; the commonest first."""
     counts = Counter(" and ".join(r.text for r in found if r.fits == "never") for found in workers)
-    return ", ".join(f"{count} \N{MULTIPLICATION SIGN} {text}" for text, count in counts.most_common())
+    # By its number: a name takes a table of names to compile.
+    return ", ".join(f"{count} \u00d7 {text}" for text, count in counts.most_common())
 
 
 def _workers(count: int) -> str:
