@@ -110,6 +110,7 @@ class RemoteFunction(Generic[P, R]):
         """
         merged: RemoteOptions = {**self._options, **changes}
         changed = RemoteFunction(self.__wrapped_by_remote__, merged)
+        changed._kept = self._kept
         return changed._of(self.__self__) if self._receiver else changed
 
     @overload

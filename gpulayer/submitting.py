@@ -113,7 +113,7 @@ class Submitter:
         self.courier = Courier(session)
         self.adviser = Adviser(session)
         self._owner = owner()
-        self._shared: dict[tuple[PackedFunction, int, str, str | None], Shared] = {}
+        self._shared: dict[tuple[PackedFunction, int, str, str | None], Shared | Plan] = {}
         self._members: Recent[str, list[str]] = Recent(GROUPS_KEPT)
 
     def function_orders(
@@ -169,11 +169,10 @@ class Submitter:
     ) -> tuple[str, bool]:
         """As `submit` of the call's order; what it shares with other calls is put together once."""
         (args, kwargs), given = taken_out(self._session.target, call)
-        # Each of these is another's own: a moment, the jobs before it, the digest of its arguments.
-        if given or plan.eta_s is not None or plan.after or plan.idempotency_key:
+        shared = None if given else self._shared_by(packed, plan, client)
+        if shared is None:
             return self.submit(self.function_order(packed, call, plan), client)
         data = pack_arguments(packed.label, args, kwargs)
-        shared = self._shared_by(packed, plan, client)
         if shared.placed is plan and holds_code(data):
             return self.submit(self.function_order(packed, call, plan), client)
         self.courier.renew(shared.function, packed.data)
@@ -181,13 +180,20 @@ class Submitter:
         spec = shared.frame.filled(job_id, int(time.time() * 1000), arguments)
         return self._sent(Stencilled(job_id, spec, shared.stencil), shared.placed.needs)
 
-    def _shared_by(self, packed: PackedFunction, plan: Plan, client: str) -> Shared:
+    def _shared_by(self, packed: PackedFunction, plan: Plan, client: str) -> Shared | None:
+        """None where calls differ in more than their arguments, and at the first call: it may be the only one."""
+        # Each of these is a call's own: a moment, the jobs before it, the digest of its arguments.
+        if plan.eta_s is not None or plan.after or plan.idempotency_key:
+            return None
         key = packed, id(plan), client, os.environ.get("GPULAYER_JOB_ID")
-        shared = self._shared.get(key)
-        if shared is None:
-            if len(self._shared) >= SHARED_KEPT:
-                self._shared.clear()
-            shared = self._shared[key] = self._put_together(packed, plan, client)
+        known = self._shared.get(key)
+        if isinstance(known, Shared):
+            return known
+        if len(self._shared) >= SHARED_KEPT:
+            self._shared.clear()
+        # A plan that is held keeps its id to itself.
+        shared = None if known is None else self._put_together(packed, plan, client)
+        self._shared[key] = shared or plan
         return shared
 
     def _put_together(self, packed: PackedFunction, plan: Plan, client: str) -> Shared:

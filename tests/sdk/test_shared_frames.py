@@ -74,7 +74,8 @@ def test_a_later_call_leaves_the_same_record_as_one_from_the_ground_up(
 ) -> None:
     monkeypatch.setenv("GPULAYER_JOB_ID", parent)
     plan = plan_of(options)
-    client.submit_call(packed, ((), {}), plan)
+    for _ in range(2):
+        client.submit_call(packed, ((), {}), plan)
     for arguments in ARGUMENTS:
         later = client.submit_call(packed, arguments, plan)
         other = client.submit_order(client._opened.submitter.function_order(packed, arguments, plan))
@@ -87,11 +88,11 @@ def test_one_process_submits_for_the_job_that_it_runs_now(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed, plan, told = pack_function(plain), plan_of({}), []
-    for parent in ("j_1", "j_2", ""):
+    for parent in ("j_1", "j_2", "") * 3:
         monkeypatch.setenv("GPULAYER_JOB_ID", parent)
         told.append(specs.job_of(client.submit_call(packed, ((1,), {}), plan).record.spec).get("parent", ""))
 
-    assert told == ["j_1", "j_2", ""]
+    assert told == ["j_1", "j_2", ""] * 3
 
 
 def test_a_call_after_another_job_waits_for_it(client: Client) -> None:
@@ -107,7 +108,7 @@ def test_a_call_after_another_job_waits_for_it(client: Client) -> None:
 def test_a_function_that_changed_is_not_taken_for_what_it_was(client: Client) -> None:
     plan, packed = plan_of({}), pack_function(plain)
     changed = packed._replace(data=packed.data + b".", modules=("numpy",))
-    one, two = (client.submit_call(each, ((1,), {}), plan) for each in (packed, changed))
+    one, two = [client.submit_call(each, ((1,), {}), plan) for each in (packed, changed) * 3][-2:]
 
     calls = [specs.decode(job.record.spec).call for job in (one, two)]
     assert [call.function.data for call in calls if call] == [packed.data, changed.data]
@@ -118,7 +119,8 @@ def test_a_blob_is_offered_again_once_it_may_have_been_forgotten(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, sha = plan_of({}), sha256(LARGE.data).hexdigest()
-    client.submit_call(LARGE, ((1,), {}), plan)
+    for _ in range(2):
+        client.submit_call(LARGE, ((1,), {}), plan)
     client._session.queue.link.call("DEL", *client._session.queue.link.call("KEYS", f"*{sha}*"))
 
     client.submit_call(LARGE, ((1,), {}), plan)
@@ -129,11 +131,17 @@ def test_a_blob_is_offered_again_once_it_may_have_been_forgotten(
 
 
 def test_what_calls_share_is_kept_of_so_many_functions(client: Client) -> None:
-    packed = pack_function(plain)
-    for _ in range(SHARED_KEPT + 5):
-        client._opened.submitter._shared_by(packed, plan_of({}), "client")
+    submitter, packed, plans = (
+        client._opened.submitter,
+        pack_function(plain),
+        [plan_of({}) for _ in range(300)],
+    )
+    assert len(plans) > SHARED_KEPT
+    for plan in plans:
+        assert submitter._shared_by(packed, plan, "client") is None
+        assert submitter._shared_by(packed, plan, "client") is submitter._shared_by(packed, plan, "client")
 
-    assert 0 < len(client._opened.submitter._shared) <= SHARED_KEPT
+    assert 0 < len(submitter._shared) <= SHARED_KEPT
 
 
 def test_threads_that_call_one_function_at_once_have_jobs_of_their_own(client: Client) -> None:
@@ -152,7 +160,8 @@ def test_threads_that_call_one_function_at_once_have_jobs_of_their_own(client: C
 
 def test_a_forked_child_calls_under_its_own_name(client: Client) -> None:
     packed, plan = pack_function(plain), plan_of({})
-    client.submit_call(packed, ((1,), {}), plan)
+    for _ in range(2):
+        client.submit_call(packed, ((1,), {}), plan)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

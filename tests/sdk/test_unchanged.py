@@ -54,6 +54,7 @@ def test_the_pickle_of_a_function_of_plain_values_is_kept(project: Any) -> None:
 
     assert remote._packed() is remote._packed()
     assert remote._packed() == expected
+    assert remote.options(priority="high")._packed() is remote._packed()
 
 
 def changes_its_code(project: Any) -> None:
