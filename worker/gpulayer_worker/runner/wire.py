@@ -12,6 +12,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from json.scanner import make_scanner
 from typing import Any
 
 LENGTH = struct.Struct("!I")
@@ -27,7 +28,7 @@ AT_ONCE_AND_OURS = AT_ONCE | int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 _to_text = json.JSONEncoder(separators=(",", ":")).encode
 # Without the look for spaces around, of which a message has none.
-_from_text = json.JSONDecoder().scan_once
+_from_text = make_scanner(json.JSONDecoder())
 
 
 def _to_json(message: dict[str, Any]) -> bytes:
