@@ -12,7 +12,6 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from json.scanner import make_scanner
 from typing import Any
 
 LENGTH = struct.Struct("!I")
@@ -28,7 +27,7 @@ AT_ONCE_AND_OURS = AT_ONCE | int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 _to_text = json.JSONEncoder(separators=(",", ":")).encode
 # Without the look for spaces around, of which a message has none.
-_from_text = make_scanner(json.JSONDecoder())
+_from_text: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_once"]
 
 
 def _to_json(message: dict[str, Any]) -> bytes:
