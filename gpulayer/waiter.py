@@ -24,7 +24,7 @@ from typing import Any, TypeGuard
 
 from gpulayer.attentive import attentive
 from gpulayer.session import Session
-from gpulayer.slots import MISSING, Notice, Reader, Slot, call_back
+from gpulayer.slots import MISSING, Early, Notice, Reader, Slot, call_back
 from gpulayer_broker import functions
 from gpulayer_broker.connection import Link
 from gpulayer_broker.errors import ConfigError, GpulayerError, QueueUnreachable
@@ -60,6 +60,7 @@ class Waiter:
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._wanted: dict[str, Slot] = {}
+        self._early = Early()
         self._thread: threading.Thread | None = None
         self._link: Link | None = None
         self._last: int | None = 0
@@ -74,7 +75,7 @@ class Waiter:
         for slot in list(self._slots.values()):
             slot.callbacks.clear()
             slot.watched = False
-            slot.tell_missed()
+            _tell_missed(slot.living())
 
     @property
     def client(self) -> str:
@@ -90,7 +91,7 @@ class Waiter:
         with self._lock:
             slot = self._slots.get(job_id)
             if slot is None:
-                slot = self._slots[job_id] = Slot(job_id, submitted)
+                slot = self._slots[job_id] = self._early.slot(job_id, submitted)
             return slot
 
     def listen(self, slot: Slot, callback: Callable[[Slot], None]) -> None:
@@ -131,6 +132,9 @@ class Waiter:
         """Gives the reader the array's pages while anything is waited for; it is held weakly."""
         with self._lock:
             slot.follow(reader)
+            missed, slot.missed = slot.missed, False
+        if missed:
+            reader.missed()
 
     def ignore(self, slot: Slot, callback: Callable[[Slot], None]) -> None:
         """Takes a callback back."""
@@ -291,15 +295,24 @@ class Waiter:
         self._end(told[b"job"].decode(), notice)
 
     def _page(self, job_id: str, start: int, data: bytes) -> None:
-        slot = self._slots.get(job_id)
-        if slot is not None:
-            slot.tell_page(start, data)
+        with self._lock:
+            slot = self._slots.get(job_id)
+            if slot is None:
+                self._early.keep(job_id, None)
+                return
+            readers = slot.living()
+            slot.missed = slot.missed or not readers
+        for reader in readers:
+            reader.page(start, data)
 
     def _end(self, job_id: str, notice: Notice) -> None:
         with self._lock:
             self._listens_on = self._wanted.pop(job_id, None) is not None
             slot = self._slots.get(job_id)
-            if slot is None or slot.notice is not None:
+            if slot is None:
+                self._early.keep(job_id, notice)
+                return
+            if slot.notice is not None:
                 return
             slot.notice = notice
             callbacks, slot.callbacks = slot.callbacks, []
@@ -330,15 +343,15 @@ class Waiter:
         """Watches all that is waited for; what is only held will be watched when it is waited for."""
         with self._lock:
             wanted = list(self._wanted)
+            self._early.doubt()
             for slot in list(self._slots.values()):
                 slot.watched = slot.job_id in self._wanted
         self._watch(queue, self._client, wanted)
         self._doubtful = False
         # Under the lock, because another thread may be submitting; told without it, because what is told may take it.
         with self._lock:
-            held = list(self._slots.values())
-        for slot in held:
-            slot.tell_missed()
+            readers = [reader for slot in list(self._slots.values()) for reader in slot.living()]
+        _tell_missed(readers)
 
     def _watch(self, queue: Queue, client: str, job_ids: Iterable[str]) -> None:
         ids = iter(job_ids)
@@ -378,6 +391,11 @@ class Waiter:
                 slot.error, slot.callbacks, slot.watched = error, [], False
         for slot, callbacks in pending:
             call_back(slot, callbacks)
+
+
+def _tell_missed(readers: Iterable[Reader]) -> None:
+    for reader in readers:
+        reader.missed()
 
 
 def _began(thread: threading.Thread | None) -> TypeGuard[threading.Thread]:

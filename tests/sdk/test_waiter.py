@@ -16,7 +16,7 @@ import gpulayer as gl
 from gpulayer import waiter as waiters
 from gpulayer.client import Client
 from gpulayer.session import Session
-from gpulayer.slots import Slot
+from gpulayer.slots import Early, Notice, Slot
 from gpulayer.targets import resolve_target
 from gpulayer.waiter import Waiter
 from gpulayer_broker import functions
@@ -59,6 +59,73 @@ def test_after_an_end_the_next_is_heard_before_it_is_waited_for(
 
     bench.give(second.id, 2)
     wait_until(lambda: second._slot.notice is not None, PATIENCE_S, "the next end is heard")
+
+
+@pytest.fixture
+def listening(client: Client, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Waiter:
+    """A waiter that hears all that is told from now on, and does not ask by itself."""
+    waiter = client._opened.waiter
+    monkeypatch.setattr(waiter, "_silence_s", 10 * PATIENCE_S)
+    waiter.listen(client.submit(work)._slot, lambda _: None)
+    wait_until(lambda: waiter._link is not None, PATIENCE_S, "the waiter is connected")
+    return waiter
+
+
+def test_an_end_that_is_told_before_the_submit_has_come_back_is_known(
+    client: Client, bench: Bench, listening: Waiter
+) -> None:
+    early = client.submit(work)
+    job_id = early.id
+    del early  # and its slot: as if the submit were still on its way
+    bench.give(job_id, 7)
+    wait_until(lambda: job_id in listening._early._kept, PATIENCE_S, "the end is told")
+
+    assert listening.wait(listening.slot(job_id, submitted=True), 0)
+    assert job_id not in listening._early._kept
+
+
+def test_where_too_much_is_told_too_early_a_wait_asks_first(
+    client: Client, bench: Bench, listening: Waiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening._early, "_most", 1)
+    ids = [client.submit(work).id for _ in range(3)]
+    for job_id in ids:
+        bench.give(job_id, 7)
+    wait_until(lambda: ids[-1] in listening._early._kept, PATIENCE_S, "the last end is told")
+
+    assert list(listening._early._kept) == ids[-1:]
+    for job_id in ids:
+        assert listening.wait(listening.slot(job_id, submitted=True), PATIENCE_S)
+
+
+def test_early_news_is_kept_for_as_long_as_a_submit_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    early, notice = Early(), Notice("succeeded")
+    early.keep("old", notice)
+    monkeypatch.setattr("gpulayer.slots.SUBMIT_S", 0.0)
+    early.keep("new", notice)
+
+    assert "old" not in early._kept
+    assert early.slot("new", True).watched
+
+
+def test_who_follows_after_a_page_was_told_is_told_that_pages_were_missed(listening: Waiter) -> None:
+    told: list[str] = []
+
+    class Follower:
+        def page(self, start: int, data: bytes) -> None:
+            told.append(f"page {start}")
+
+        def missed(self) -> None:
+            told.append("missed")
+
+    follower, later = Follower(), Follower()
+    listening._page("j_early", 0, b"")
+    slot = listening.slot("j_early", submitted=True)
+    listening.follow(slot, follower)
+    listening._page("j_early", 5, b"")
+    listening.follow(slot, later)
+
+    assert told == ["missed", "page 5"]
 
 
 def test_the_thread_ends_soon_after_the_last_wait(
