@@ -20,6 +20,7 @@ OWN_PACKAGES = ("gpulayer", "gpulayer_broker", "gpulayer_worker")
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 _lock = threading.RLock()
+_added: list[ModuleType] = []
 _judged: dict[str, tuple[int, tuple[str, ...], bool]] = {}
 _found: list[ModuleType] = []
 _found_for: tuple[str, str, int] | None = None
@@ -32,14 +33,33 @@ def local_modules_by_value() -> Iterator[None]:
 
     with _lock:
         before = set(cloudpickle.list_registry_pickle_by_value())
-        added = [module for module in _local_modules() if module.__name__ not in before]
-        for module in added:
-            cloudpickle.register_pickle_by_value(module)
+        outer = len(_added)
         try:
+            for module in [module for module in _local_modules() if module.__name__ not in before]:
+                cloudpickle.register_pickle_by_value(module)
+                _added.append(module)
             yield
         finally:
-            for module in added:
-                cloudpickle.unregister_pickle_by_value(module)
+            _take_back(outer)
+
+
+def _take_back(upto: int) -> None:
+    import cloudpickle
+
+    while len(_added) > upto:
+        cloudpickle.unregister_pickle_by_value(_added.pop())
+
+
+def _after_fork() -> None:
+    """Another thread may have been in the middle of it, which the child does not have."""
+    global _lock
+    _lock = threading.RLock()
+    if _added:
+        _take_back(0)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def circumstances() -> tuple[object, ...]:
@@ -53,6 +73,14 @@ def is_local(name: str) -> bool:
     """Whether the module of this name, already imported, is the project's."""
     module = sys.modules.get(name)
     return name == "__main__" or (module is not None and _judge(name, module, _roots()))
+
+
+def is_registered(name: str) -> bool:
+    """Whether the user has told cloudpickle to take the module, or a package around it, by value."""
+    import cloudpickle
+
+    registered = cloudpickle.list_registry_pickle_by_value()
+    return any(name == each or name.startswith(f"{each}.") for each in registered)
 
 
 def is_installed(module_name: str) -> bool:

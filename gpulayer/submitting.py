@@ -29,6 +29,7 @@ from gpulayer.payload import (
     pack_many,
 )
 from gpulayer.session import Session
+from gpulayer.unchanged import MOST_BYTES
 from gpulayer_broker.functions import Stencil, Stencilled, Submission
 from gpulayer_broker.given import Given
 from gpulayer_broker.items import pack_items
@@ -183,7 +184,7 @@ class Submitter:
     def _shared_by(self, packed: PackedFunction, plan: Plan, client: str) -> Shared | None:
         """None where calls differ in more than their arguments, and at the first call: it may be the only one."""
         # Each of these is a call's own: a moment, the jobs before it, the digest of its arguments.
-        if plan.eta_s is not None or plan.after or plan.idempotency_key:
+        if plan.eta_s is not None or plan.after or plan.idempotency_key or len(packed.data) > MOST_BYTES:
             return None
         key = packed, id(plan), client, os.environ.get("GPULAYER_JOB_ID")
         known = self._shared.get(key)

@@ -14,7 +14,7 @@ from operator import is_
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from gpulayer.by_value import circumstances, is_local
+from gpulayer.by_value import circumstances, is_local, is_registered
 from gpulayer.offenders import names_in
 from gpulayer.payload import ATOMS, PackedFunction
 from gpulayer_broker.units import KIB
@@ -73,5 +73,5 @@ def _is_constant(value: Any) -> bool:
         return getattr(builtins, value.__name__, None) is value
     if kind is ModuleType:
         name = value.__name__
-        return sys.modules.get(name) is value and not is_local(name)
+        return sys.modules.get(name) is value and not (is_local(name) or is_registered(name))
     return kind in ATOMS or kind is CodeType or value is _MISSING

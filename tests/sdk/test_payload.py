@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -242,6 +244,34 @@ def test_other_threads_find_cloudpickle_as_it_was() -> None:
         finally:
             stop.set()
     assert not cloudpickle.list_registry_pickle_by_value()
+
+
+class Slow:
+    """Pickled until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __reduce__(self) -> tuple[type[int], tuple[()]]:
+        self.begun.set()
+        assert self.go_on.wait(PATIENCE_S)
+        return int, ()
+
+
+def test_a_child_that_is_forked_while_another_thread_pickles_can_pickle_too() -> None:
+    import cloudpickle
+
+    slow = Slow()
+    with in_background(lambda: pack_arguments("slow", (slow,), {})):
+        assert slow.begun.wait(PATIENCE_S)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(int(PATIENCE_S))
+            pack_function(means)
+            os._exit(0 if not cloudpickle.list_registry_pickle_by_value() else 1)
+        slow.go_on.set()
+        _, status = os.waitpid(child, 0)
+    assert status == 0
 
 
 def _plan() -> Any:

@@ -14,6 +14,7 @@ from gpulayer.client import Client
 from gpulayer.options import plan_of
 from gpulayer.payload import PackedFunction, pack_function
 from gpulayer.submitting import SHARED_KEPT
+from gpulayer.unchanged import MOST_BYTES
 from gpulayer_broker import spec as specs
 from tests.support import PATIENCE_S, in_background, wait_until
 
@@ -142,6 +143,14 @@ def test_what_calls_share_is_kept_of_so_many_functions(client: Client) -> None:
         assert submitter._shared_by(packed, plan, "client") is submitter._shared_by(packed, plan, "client")
 
     assert 0 < len(submitter._shared) <= SHARED_KEPT
+
+
+def test_a_function_of_many_bytes_is_not_held(client: Client) -> None:
+    submitter, plan = client._opened.submitter, plan_of({})
+    large = LARGE._replace(data=b"." * (MOST_BYTES + 1))
+
+    assert submitter._shared_by(large, plan, "client") is submitter._shared_by(large, plan, "client") is None
+    assert not submitter._shared
 
 
 def test_threads_that_call_one_function_at_once_have_jobs_of_their_own(client: Client) -> None:

@@ -156,6 +156,20 @@ def test_a_variable_of_an_outer_function_is_seen() -> None:
     assert remote._packed() == pack_function(adds) != before
 
 
+def test_an_installed_module_that_the_user_sends_by_value_is_seen_to_change(project: Any) -> None:
+    import wsgiref
+
+    import cloudpickle
+
+    remote = gl.remote(project.plain)
+    cloudpickle.register_pickle_by_value(wsgiref)
+    try:
+        assert remote._packed() is not remote._packed()
+    finally:
+        cloudpickle.unregister_pickle_by_value(wsgiref)
+    assert remote._packed() is remote._packed()
+
+
 def test_a_large_pickle_is_not_kept(project: Any) -> None:
     project.LIMIT = "x" * unchanged.MOST_BYTES
     remote = gl.remote(project.plain)

@@ -178,14 +178,16 @@ class Groups:
         if not self._roots:
             return None
         with self._lock:
-            spare = self._spares.pop() if self._spares else None
+            group = self._spares.pop() if self._spares else None
         try:
-            group = spare or self._make()
+            group = group or self._make()
             if memory_bytes:
                 group.limit(memory_bytes)
             return group
         except OSError as error:
             log.warning("no control group for a job: %s", error)
+            if group is not None:
+                group.remove()
             return None
 
     def give_back(self, group: Group) -> None:
