@@ -20,7 +20,7 @@ from tests.queueing import LEASE_MS, Hand, Machine, signature
 from tests.rules.crowd import FINAL, Place, finish_all, lose_all, together
 from tests.servers import QueueServer
 from tests.snapshot import Snapshot
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, wait_until
 from tests.virtual import virtual_library
 
 CPU = signature()
@@ -172,8 +172,7 @@ def test_submits_under_one_key_across_a_kill_of_the_server_make_one_job_each(
                 ids[key].add(job)
 
     def crash() -> None:
-        while not ids["k40"]:
-            pass
+        wait_until(lambda: bool(ids["k40"]), PATIENCE_S, "forty keys have been submitted under")
         server.kill()
         server.start()
         back.set()
