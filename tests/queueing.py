@@ -40,10 +40,16 @@ def claims_of(queue: Queue, attempts: Attempts, deliver: Callable[[Attempt], Non
 
 
 def signature(
-    cpus: int = 1, gpus: int = 0, vram: int = 0, memory: int = 0, letter: str = "", tag: str = "0"
+    cpus: int = 1,
+    gpus: int = 0,
+    vram: int = 0,
+    memory: int = 0,
+    letter: str = "",
+    tag: str = "0",
+    disk: int = 0,
 ) -> str:
     """A signature's name with these amounts; `tag` tells signatures of equal amounts apart."""
-    return f"{letter or ('g' if gpus else 'c')}{gpus}.{vram}.{cpus}.{memory}.0.{tag}"
+    return f"{letter or ('g' if gpus else 'c')}{gpus}.{vram}.{cpus}.{memory}.{disk}.{tag}"
 
 
 @dataclass

@@ -6,6 +6,7 @@ lacks, and looks. What the words of `lua/h_earmarks.lua` say is a test each.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -519,6 +520,92 @@ def test_a_worker_that_has_room_and_does_not_take_the_job_is_rung_and_then_loses
 
     pass_time(hand, clock, [machine], WAIT_MS)
     assert earmarks(hand) == {}
+
+
+def test_a_disk_that_is_full_just_now_costs_the_others_nothing(hand: Hand, clock: Clock) -> None:
+    """It fits the machine as such; the machine is not emptied for it again and again."""
+    machine, much = worker(hand), signature(cpus=4, disk=2_000_000, tag="disk")
+    hand.introduce(much, {machine.class_id: ()})
+    for _ in range(400):
+        hand.submit(SMALL)
+    hand.claim(machine, 4)
+    hand.submit(much, priority=1)
+    busy = 0
+    for _ in range(100):
+        pass_time(hand, clock, [machine], LOOK_MS)
+        end(hand, machine)
+        hand.claim(machine, 4 - len(machine.held))
+        busy += len(machine.held)
+
+    assert busy >= 390
+    assert earmarks(hand) == {}
+
+
+def test_one_that_is_in_vain_is_tried_again_after_twice_the_time_for_that_job_alone(
+    hand: Hand, clock: Clock
+) -> None:
+    machine, much = worker(hand), signature(cpus=4, disk=2_000_000, tag="disk")
+    hand.introduce(much, {machine.class_id: ()})
+    waits = starve(hand, clock, machine, sig=much, priority=1)
+    tried = []
+    for n in range(90):
+        if earmarks(hand):
+            assert earmarks(hand) == {"w1": waits}
+            tried.append(n)
+            hand.claim(machine)
+        pass_time(hand, clock, [machine], LOOK_MS)
+    assert [b - a for a, b in itertools.pairwise(tried)] == [10, 20, 40]
+
+    job = hand.submit(LARGE)
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+    assert earmarks(hand) == {"w1": job}
+
+
+def test_devices_that_are_free_and_not_taken_are_kept_no_longer_though_other_work_runs_there(
+    hand: Hand, clock: Clock
+) -> None:
+    machine = worker(hand, slots=8, node_cpus=8, lots=CARDS)
+    hand.submit(SMALL)
+    for _ in range(2):
+        hand.submit(GPU)
+    (small, *gpus) = hand.claim(machine)
+    job = hand.submit(PAIR, priority=1)
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+    hand.claim(machine)
+    for grant in gpus:
+        hand.run(fn.commit(fn.Ending(grant.id, grant.token, "succeeded"), claim_follows=True))
+    machine.held = {small.id: small}
+    pass_time(hand, clock, [machine], LOOK_MS)
+    assert earmarks(hand) == {"w1": job}
+
+    pass_time(hand, clock, [machine], WAIT_MS)
+    assert earmarks(hand) == {}
+
+
+def test_devices_are_kept_while_one_of_them_is_held_however_long(hand: Hand, clock: Clock) -> None:
+    machine = worker(hand, slots=8, node_cpus=8, lots=CARDS)
+    for _ in range(2):
+        hand.submit(GPU)
+    hand.claim(machine)
+    job = hand.submit(PAIR)
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+    hand.claim(machine)
+    pass_time(hand, clock, [machine], 3 * WAIT_MS)
+
+    assert earmarks(hand) == {"w1": job}
+
+
+def test_a_job_whose_card_somebody_else_uses_keeps_no_other_from_an_earmark_for_ever(
+    hand: Hand, clock: Clock
+) -> None:
+    machine = worker(hand, lots=CARDS)
+    machine.lots = ()
+    hand.submit(GPU)
+    starve(hand, clock, machine)
+    assert earmarks(hand) == {}
+
+    pass_time(hand, clock, [machine], 10 * WAIT_MS)
+    assert list(earmarks(hand)) == ["w1"]
 
 
 def test_it_stays_over_a_change_of_keepers(hand: Hand, clock: Clock, kept: tuple[Machine, str, str]) -> None:

@@ -27,10 +27,11 @@ end
 -- a worker that may have something kept for a job; nil where it takes nothing
 local function facts(P, name, seen, now)
   local v = redis.call('HMGET', P .. 'worker:' .. name, 'class', 'node', 'state', 'slots', 'cpus', 'memory', 'quarantined_until',
-                       'no_earmark_until', 'heartbeat_ms')
-  if not v[1] or v[3] ~= 'online' or tonumber(v[7] or '0') > now or tonumber(v[8] or '0') > now then return nil end
+                       'in_vain', 'heartbeat_ms')
+  if not v[1] or v[3] ~= 'online' or tonumber(v[7] or '0') > now then return nil end
   if tonumber(seen) < H.fresh_since(v[9], now) then return nil end
-  return {name = name, class = v[1], node = v[2], slots = tonumber(v[4]), cpus = tonumber(v[5]), memory = tonumber(v[6])}
+  return {name = name, class = v[1], node = v[2], slots = tonumber(v[4]), cpus = tonumber(v[5]), memory = tonumber(v[6]),
+          vain = H.vain(v[8])}
 end
 
 local function could_hold(w, need) return need.cpus <= math.min(w.slots, w.cpus) and need.memory <= w.memory end
@@ -140,16 +141,36 @@ local function any_waited(P, waiting, patience_ms, now)
   return false
 end
 
+-- whether an attempt on a worker's machine holds a device, which comes free when it ends
+local function a_device_is_held(P, w)
+  local held = redis.call('HKEYS', P .. 'held:' .. w.node)
+  for i = 1, math.min(#held, NODE_JOBS) do
+    local lots = redis.pcall('HGET', H.job(P, string.match(held[i], '^(.*)/') or held[i]), 'lots')
+    if type(lots) == 'string' and lots ~= '' then return true end
+  end
+  return #held > NODE_JOBS
+end
+
+-- whether a job that is not large waits for what no end here brings: it lacks nothing that the ledger knows, or has been first for
+-- so long that it must be its disk, or devices that others than the queue's jobs use
+local function is_stuck(P, w, c, job, patience_ms)
+  if c.need.gpus == 0 and has_room(w.ledger, c.need) then return true end
+  if job.waited_ms < 10 * patience_ms then return false end
+  return c.need.disk > 0 or (c.need.letter == 'g' and not a_device_is_held(P, w))
+end
+
 -- the job that a worker would keep its machine for: the first in line that it could run, if that has waited for so long and is
--- large. A job that lacks nothing here waits for something else, a disk, and keeps nobody from their turn
+-- large. One that is stuck keeps nobody from their turn, nor one for which this machine was kept in vain
 local function first_for(P, w, waiting, patience_ms, now)
   for _, c in ipairs(waiting) do
-    local job = w.fits[c.sig] and could_hold(w, c.need) and unmarked(P, c, now)
+    local vain = w.vain[c.sig]
+    local may = w.fits[c.sig] and could_hold(w, c.need) and not (vain and now < vain.until_ms)
+    local job = may and unmarked(P, c, now)
     if job then
       if job.waited_ms < patience_ms then return nil end
       w.ledger = w.ledger or ledger(P, w)
       if is_large(P, w, c.need, w.fits[c.sig], w.ledger) then return c, job end
-      if c.need.gpus > 0 or not has_room(w.ledger, c.need) then return nil end
+      if not is_stuck(P, w, c, job, patience_ms) then return nil end
     end
   end
 end
@@ -191,10 +212,19 @@ local function best_place(P, workers, waiting, kept, patience_ms, now)
   return best
 end
 
+-- whether somebody holds one of the devices that are kept, or they are not chosen yet and could be held
+local function awaits_devices(P, e, need, l)
+  if need.letter ~= 'g' then return false end
+  local keys = {}
+  for uuid in string.gmatch(e.devices, '[^,]+') do keys[#keys + 1] = P .. 'device:' .. uuid end
+  if #keys == 0 then return #l.lots > 0 end
+  return redis.call('EXISTS', unpack(keys)) > 0
+end
+
 -- a worker that has room for the job, as far as the ledger tells, is told so, and loses the earmark where that changes nothing
 local function is_served(P, w, e, since_ms, patience_ms, now)
   local need, l = H.amounts(e.sig), ledger(P, w)
-  if not has_room(l, need) or (need.letter == 'g' and #l.lots > 0) then
+  if not has_room(l, need) or awaits_devices(P, e, need, l) then
     if since_ms > 0 then redis.call('HSET', P .. 'earmarks', w.node, e.job .. ' 0') end
     return true
   end
@@ -203,7 +233,7 @@ local function is_served(P, w, e, since_ms, patience_ms, now)
     H.poke(P, w.name, now)
   end
   if since_ms == 0 or now - since_ms < patience_ms then return true end
-  redis.call('HSET', P .. 'worker:' .. w.name, 'no_earmark_until', now + patience_ms)
+  H.note_vain(P, w.name, e.sig, now)
   return false
 end
 

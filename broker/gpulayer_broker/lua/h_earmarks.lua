@@ -10,7 +10,7 @@
 -- <until_ms> <devices>`. until_ms: when all that ran there at first ends at the latest, 0 where that is not known; the devices
 -- are chosen by the worker's own claims.
 
-local FIELD = 'earmark'
+local FIELD, LONGEST_MS = 'earmark', 3600000
 
 function H.earmark(text)
   local job, sig, owner, prio, worker, til, devices = string.match(text, '^earmark (%S+) (%S+) (%S+) (%d) (%S+) (%d+) (%S*)$')
@@ -95,13 +95,35 @@ local function choose(o, room, need, groups)
   return table.concat(chosen, ',')
 end
 
+-- where it was in vain: signature -> {until_ms, pause_ms} of a worker. It is not tried there again for a while, which doubles with
+-- each time, up to an hour; of the last eight signatures it is known
+function H.vain(text)
+  local out = {}
+  for sig, til, pause in string.gmatch(text or '', '(%S+) (%d+) (%d+)') do
+    out[sig] = {until_ms = tonumber(til), pause_ms = tonumber(pause)}
+  end
+  return out
+end
+
+function H.note_vain(P, worker, sig, now)
+  local key, pause = P .. 'worker:' .. worker, H.config(P, 'earmark_ms', 60000)
+  local text = redis.call('HGET', key, 'in_vain') or ''
+  local last, all = H.vain(text)[sig], {}
+  if last and now < last.until_ms + LONGEST_MS then pause = math.max(pause, math.min(LONGEST_MS, 2 * last.pause_ms)) end
+  all[1] = string.format('%s %d %d', sig, now + pause, pause)
+  for other, times in string.gmatch(text, '(%S+) (%d+ %d+)') do
+    if other ~= sig and #all < 8 then all[#all + 1] = other .. ' ' .. times end
+  end
+  redis.call('HSET', key, 'in_vain', table.concat(all, ' '))
+end
+
 -- the worker that an earmark is at sees whether it could ever serve it, and which devices are to come free for it
 local function renew_choice(P, o, w, room, now)
   local e = room.earmark
-  local groups = redis.call('HGET', P .. 'fits:' .. w.class, e.sig)
-  local devices = groups and choose(o, room, H.amounts(e.sig), groups)
+  local groups, need = redis.call('HGET', P .. 'fits:' .. w.class, e.sig), H.amounts(e.sig)
+  local devices = groups and need.disk <= o.disk and choose(o, room, need, groups)
   if not devices then
-    redis.call('HSET', P .. 'worker:' .. o.worker, 'no_earmark_until', now + H.config(P, 'earmark_ms', 60000))
+    H.note_vain(P, o.worker, e.sig, now)
     return false
   end
   if devices ~= e.devices then
