@@ -18,10 +18,12 @@ from gpulayer_broker.answers import Grant
 from gpulayer_broker.connection import Link
 from gpulayer_broker.earmarks import earmark_in
 from gpulayer_broker.errors import GpulayerError
-from gpulayer_broker.functions import DeviceLot
+from gpulayer_broker.functions import DeviceLot, Submission
+from gpulayer_broker.job import new_job_id
 from tests import snapshot
 from tests.checker import violations
 from tests.queueing import HEARTBEAT_MS, Hand, Machine, signature
+from tests.rules.costs import cost_of
 from tests.virtual import Clock, virtual_library
 
 WAIT_MS, LOOK_MS = 60_000, 6_000
@@ -665,6 +667,38 @@ def test_a_claim_where_nothing_is_kept_costs_as_many_commands_as_ever(hand: Hand
     stats = hand.link.call("INFO", "commandstats").decode()
 
     assert "cmdstat_hvals:calls=1," in stats
+
+
+def commands_of_a_submit(hand: Hand) -> int:
+    cost = cost_of(hand, fn.submit(Submission(new_job_id(), SMALL, b"spec", owner="me")))
+    return cost.commands.total()
+
+
+@pytest.mark.rule_09
+def test_a_submit_costs_the_same_however_many_machines_are_kept_and_owners_wait(
+    hand: Hand, clock: Clock
+) -> None:
+    """What the kept rooms are compared with is read once, of the job's own line, and they are read many at once."""
+    machines = [worker(hand, f"m{n:02}") for n in range(64)]
+    for machine in machines:
+        run_two(hand, machine, timeout_ms=7_200_000)
+    for machine in machines:
+        assert hand.claim(machine) == ()
+    without = commands_of_a_submit(hand)
+    (rung,) = hand.rung()
+    one = next(m for m in machines if m.id == rung)
+    (grant,) = hand.claim(one)
+    hand.commit(one, grant)
+    for n in range(64):
+        hand.submit(LARGE, owner=f"big{n}")
+    pass_time(hand, clock, machines, WAIT_MS + 9 * LOOK_MS)
+    for machine in machines:
+        assert hand.claim(machine) == ()
+    for n in range(64):
+        hand.submit(SMALL, owner=f"o{n}")
+    assert (len(earmarks(hand)), hand.rung()) == (64, set())
+
+    assert commands_of_a_submit(hand) <= without + 10
 
 
 # Damage -----------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ function H.grant_chunk(P, o, w, room, c, n, id, entry, v, now)
   end
   if has_more(P, id, count) then
     redis.call('HSET', key, 'entry', keep_in_line(P, c, id, entry, to - from))
-    H.ring(P, c.sig, now, o.worker)
+    H.ring(P, c.sig, now, o.worker, c)
   else
     H.drop_entry(P, c.sig, c.owner, c.prio, entry)
     redis.call('HSET', key, 'entry', '')
@@ -143,7 +143,7 @@ function H.give_back(P, id, from, to, losses, now)
   if a.entry == '' then
     redis.call('HSET', H.job(P, id), 'entry', H.append(P, id, a.sig, a.owner, a.prio, H.next_age(P)))
   end
-  H.ring(P, a.sig, now, nil)
+  H.ring(P, a.sig, now, nil, a)
 end
 
 -- a chunk ends without its worker's report: cancelled, handed back, or with all its items failed for one reason

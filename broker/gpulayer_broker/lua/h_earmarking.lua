@@ -63,7 +63,7 @@ end
 local function is_large(P, w, need, groups, l)
   if #l.lots == 0 then return false end
   if need.letter == 'g' and (need.gpus > 1 or (need.vram > 0 and shares_devices(P, w))) then
-    local room = has_room(l, need) and H.room_of(P, w.name)
+    local room = has_room(l, need) and H.read_room(redis.call('HGET', P .. 'room', w.name))
     return not (room and not room.unknown and H.fit(room, need, groups))
   end
   for _, one in ipairs(l.lots) do

@@ -163,13 +163,13 @@ local function in_turn(P, w, room)
   return {sig = e.sig, need = need, lots = lots, seq = tonumber(seq), owner = e.owner, prio = H.PRIORITIES[e.prio + 1]}
 end
 
--- whether the oldest job of a line ends, by its timeout, before that time; what takes time before it begins does not
-local function is_short(P, sig, owner, prio, seq, until_ms, now)
+-- the timeout of the oldest job of a line, by which that may pass; nil for what has none, or takes time before it begins
+local function timeout_of(P, sig, owner, prio, seq)
   local entry = string.format('%d-0', seq)
   local e = redis.call('XRANGE', H.stream(P, sig, owner, prio), entry, entry)
   local v = e[1] and redis.pcall('HMGET', H.job(P, e[1][2][2]), 'timeout_ms', 'prepare', 'count', 'lane')
   local timeout = v and not v.err and tonumber(v[1] or nil)
-  return timeout and not v[2] and not v[3] and not v[4] and now + timeout <= until_ms
+  return timeout and not v[2] and not v[3] and not v[4] and timeout or nil
 end
 
 -- what a worker takes next on a machine with an earmark
@@ -179,7 +179,8 @@ function H.pick_beside(P, w, room, now)
   local c = H.pick(P, w.class, room, 1, e.prio) or in_turn(P, w, room) or H.pick(P, w.class, beside(room), after)
   if c or e.until_ms <= now then return c end
   return H.pick(P, w.class, room, after, nil, function(sig, owner, prio, seq)
-    return is_short(P, sig, owner, prio, seq, e.until_ms, now)
+    local timeout = timeout_of(P, sig, owner, prio, seq)
+    return timeout and now + timeout <= e.until_ms
   end)
 end
 
@@ -189,15 +190,22 @@ function H.room_text(room, as_text)
   return as_text(beside(room)) .. ';' .. as_text(room) .. ';' .. room.earmark.prio .. ' ' .. string.format('%d', room.earmark.until_ms)
 end
 
--- whether a job of the signature waits that may have all the room of a machine with an earmark
-function H.passes(P, room, sig, need, groups, now)
-  if not H.fit(room.all, need, groups) then return false end
-  for i, prio in ipairs(H.PRIORITIES) do
-    if i > room.prio and room.until_ms <= now then return false end
-    for _, owner in ipairs(redis.call('SRANDMEMBER', P .. 'waiting:' .. prio, 64)) do
-      local seq = redis.call('ZSCORE', P .. 'heads:' .. prio .. ':' .. owner, sig)
-      if seq and (i <= room.prio or is_short(P, sig, owner, prio, tonumber(seq), room.until_ms, now)) then return true end
-    end
+-- what a signature's lines have at their heads, or the one that is named has: the rank of the most important one, and the shortest
+-- of the timeouts by which they may pass. Read once a ring, whatever the rooms are that it is compared with
+function H.heads_of(P, sig, line)
+  local out = {rank = math.huge, timeout_ms = math.huge}
+  local function read(prio, owner)
+    local seq = redis.call('ZSCORE', P .. 'heads:' .. prio .. ':' .. owner, sig)
+    if not seq then return end
+    out.rank = math.min(out.rank, tonumber(prio))
+    out.timeout_ms = math.min(out.timeout_ms, timeout_of(P, sig, owner, prio, tonumber(seq)) or math.huge)
   end
-  return false
+  if line then read(line.prio, line.owner) return out end
+  for _, prio in ipairs(H.PRIORITIES) do
+    for _, owner in ipairs(redis.call('SRANDMEMBER', P .. 'waiting:' .. prio, 64)) do read(prio, owner) end
+  end
+  return out
 end
+
+-- whether one of these heads may have all the room of a machine with an earmark
+function H.passes(room, heads, now) return heads.rank < room.prio or now + heads.timeout_ms <= room.until_ms end

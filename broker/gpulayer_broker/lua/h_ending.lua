@@ -142,7 +142,7 @@ function H.again(P, j, phase, now)
   H.put_back(P, j.sig, j.owner, j.prio, j.entry)
   H.index(P, j.id, from, 'queued', j.seq)
   H.event(P, j.id, 'queued')
-  H.ring(P, j.sig, now, nil)
+  H.ring(P, j.sig, now, nil, j)
 end
 
 -- the attempt is over and the job becomes runnable after a delay, at a new age

@@ -66,7 +66,7 @@ function H.known(P, sig) return redis.call('HEXISTS', P .. 'signatures', sig) ==
 function H.ready(P, id, sig, owner, prio, now)
   local entry = H.append(P, id, sig, owner, prio, H.next_age(P))
   redis.call('HSET', H.job(P, id), 'state', 'queued', 'phase', 'ready', 'entry', entry, 'queued_ms', now)
-  return H.ring(P, sig, now, nil)
+  return H.ring(P, sig, now, nil, {owner = owner, prio = prio})
 end
 
 -- the keeper sleeps until the next due time: an earlier one rings it
@@ -131,7 +131,7 @@ function H.create(P, b, g, now)
   end
   enter_counts(P, b, seq)
   H.event(P, b.id, 'queued')
-  if at_once then return H.ring(P, b.sig, now, nil) end
+  if at_once then return H.ring(P, b.sig, now, nil, b) end
   H.set_gates(P, b, g, seq)
   if g.failed then return H.finish(P, H.load(P, b.id), 'cancelled', 'predecessor_failed', {}, now) end
   if b.delay > 0 then return H.delay(P, b.id, now + b.delay) end

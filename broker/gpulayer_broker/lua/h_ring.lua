@@ -40,14 +40,21 @@ local function from_text(text)
 end
 
 -- what others may have of it, and where something is kept: `all` of it, for what the earmark lets pass (h_earmarks.lua)
-function H.room_of(P, w)
-  local text = redis.call('HGET', P .. 'room', w)
+function H.read_room(text)
   if not text then return nil end
   if text == '?' then return {unknown = true} end
   local free, all, prio, until_ms = string.match(text, '^(.-);(.-);(%d) (%d+)$')
   local room = from_text(free or text)
-  if all then room.all, room.prio, room.until_ms = from_text(all), tonumber(prio), tonumber(until_ms) end
+  if all then room.all, room.prio, room.until_ms = all, tonumber(prio), tonumber(until_ms) end
   return room
+end
+
+-- the room of the n-th of these workers; read a few at once, and more each time
+local function room_at(P, some, rooms, n)
+  if rooms[n] == nil then
+    for i, text in ipairs(redis.call('HMGET', P .. 'room', unpack(some, n, math.min(#some, 2 * n - 1)))) do rooms[n + i - 1] = text end
+  end
+  return H.read_room(rooms[n])
 end
 
 function H.mail(P, w, kind, ...)
@@ -78,16 +85,20 @@ function H.fresh(P, w, now)
   return seen >= H.fresh_since(redis.call('HGET', P .. 'worker:' .. w, 'heartbeat_ms') or nil, now)
 end
 
--- spread looks at the least busy first, pack at the busiest; at most 256 of a class are looked at
-function H.ring_class(P, class, sig, need, now, except)
+-- spread looks at the least busy first, pack at the busiest; at most 256 of a class are looked at. `heads()`: what waits
+function H.ring_class(P, class, sig, need, now, except, heads)
   local groups = redis.call('HGET', P .. 'fits:' .. class, sig)
   if not groups then return nil end
   local order = redis.call('HGET', P .. 'config', 'placement') == 'pack' and 'ZREVRANGE' or 'ZRANGE'
-  local some = redis.call(order, P .. 'idle:' .. class, 0, 255)
-  for _, w in ipairs(some) do
+  local some, rooms = redis.call(order, P .. 'idle:' .. class, 0, 255), {}
+  local function has_room(room)
+    return room.unknown or H.fit(room, need, groups)
+      or (room.all and H.passes(room, heads(), now) and H.fit(from_text(room.all), need, groups))
+  end
+  for n, w in ipairs(some) do
     if w ~= except then
-      local room = H.room_of(P, w)
-      if room and (room.unknown or H.fit(room, need, groups) or (room.all and H.passes(P, room, sig, need, groups, now))) then
+      local room = room_at(P, some, rooms, n)
+      if room and has_room(room) then
         if H.fresh(P, w, now) then
           H.wake(P, class, w, sig, now)
           return w
@@ -98,21 +109,25 @@ function H.ring_class(P, class, sig, need, now, except)
   end
 end
 
--- wakes exactly one idle worker that fits and has room
-function H.ring(P, sig, now, except)
+-- wakes exactly one idle worker that fits and has room, for a job of that line, where it is named: its `owner` and `prio`
+function H.ring(P, sig, now, except, line)
   local some, tried = redis.call('SRANDMEMBER', P .. 'idleclasses', 8), {}
   if #some == 0 then return nil end
-  local need = H.amounts(sig)
+  local need, waiting = H.amounts(sig), nil
   if not need then return nil end
+  local function heads()
+    waiting = waiting or H.heads_of(P, sig, line)
+    return waiting
+  end
   for _, class in ipairs(some) do
     tried[class] = true
-    local w = H.ring_class(P, class, sig, need, now, except)
+    local w = H.ring_class(P, class, sig, need, now, except, heads)
     if w then return w end
   end
   if #some < 8 then return nil end
   for _, class in ipairs(redis.call('SINTER', P .. 'idleclasses', P .. 'classes:' .. sig)) do
     if not tried[class] then
-      local w = H.ring_class(P, class, sig, need, now, except)
+      local w = H.ring_class(P, class, sig, need, now, except, heads)
       if w then return w end
     end
   end
