@@ -89,7 +89,12 @@ TABLE = (
     KeyKind("idleclasses", "set", "waiting", "classes with an idle worker"),
     KeyKind("room", "hash", "waiting", "idle worker → its room"),
     KeyKind("rung", "zset", "waiting", "worker → until when it must have claimed"),
-    KeyKind("rungsig", "hash", "waiting", "worker → signature it was rung for"),
+    KeyKind(
+        "rungsig",
+        "hash",
+        "waiting",
+        "worker → signature it was rung for; a field '' while an earmark is there",
+    ),
     KeyKind("inbox:<worker>", "stream", "worker", "bell and mail in one"),
     KeyKind("samples:<worker>", "stream", "worker", "what its machine used, over time, capped"),
     KeyKind("deaths:<worker>", "set", "ttl", "jobs whose worker died under them, since its last success"),

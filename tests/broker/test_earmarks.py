@@ -387,6 +387,46 @@ def test_a_job_passes_whose_timeout_ends_before_what_runs_there_does(hand: Hand,
     assert {hand.state(each) for each in (long, unknown)} == {"queued"}
 
 
+@pytest.fixture
+def passed_by(hand: Hand, clock: Clock) -> tuple[Machine, Machine, str, str]:
+    """A kept machine that sleeps, a small worker that is full, and in one line a long job and a short one."""
+    machine = worker(hand)
+    run_two(hand, machine, timeout_ms=7_200_000)
+    job = hand.submit(LARGE)
+    pass_time(hand, clock, [machine], WAIT_MS + LOOK_MS)
+    assert earmarks(hand) == {"w1": job}
+    hand.claim(machine)
+    other = hand.machine("w2", ONLY_SMALL, slots=1, node_cpus=1, class_id="k2")
+    hand.submit(SMALL)
+    hand.claim(other)
+    hand.claim(machine)
+    long, short = hand.submit(SMALL), hand.submit(SMALL, timeout_ms=60_000)
+    assert hand.rung() == set()
+    return machine, other, long, short
+
+
+def test_a_short_job_whose_turn_comes_when_another_worker_takes_the_one_before_it_rings(
+    hand: Hand, passed_by: tuple[Machine, Machine, str, str]
+) -> None:
+    machine, other, long, short = passed_by
+    (grant,) = other.held.values()
+    hand.commit(other, grant, claim_next=True)
+
+    assert list(other.held) == [long]
+    assert hand.rung() == {machine.id}
+    assert ids(hand.claim(machine)) == [short]
+
+
+def test_a_short_job_whose_turn_comes_when_the_one_before_it_is_cancelled_rings(
+    hand: Hand, passed_by: tuple[Machine, Machine, str, str]
+) -> None:
+    machine, _, long, short = passed_by
+    hand.run(fn.cancel(long))
+
+    assert hand.rung() == {machine.id}
+    assert ids(hand.claim(machine)) == [short]
+
+
 def test_no_timeout_lets_a_job_pass_where_it_is_not_known_when_the_others_end(
     hand: Hand, clock: Clock
 ) -> None:

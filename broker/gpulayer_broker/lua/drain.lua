@@ -14,7 +14,7 @@ register('drain', {'allow-oom'}, function(K, A)
     H.poke(P, w, now)
   else
     H.idle_remove(P, class, w)
-    H.hand_on(P, w, H.unring(P, w), now)
+    H.hand_on(P, w, (H.unring(P, w)), now)
     H.lift_of(P, w, node, now)
     if A[2] == 'draining' then H.mail(P, w, 'drain') end
     if A[2] == 'offline' and redis.call('GET', P .. 'keeper') == w then redis.call('DEL', P .. 'keeper') end

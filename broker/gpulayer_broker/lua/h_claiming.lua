@@ -159,9 +159,9 @@ function H.claim(P, o, now)
   if not w then return stranger end
   redis.call('ZADD', P .. 'workers', now, o.worker)
   if w.nonce == o.nonce then return {'ok', repeated(P, w)} end
-  local rung = H.unring(P, o.worker)
+  local rung, kept = H.unring(P, o.worker)
   H.idle_remove(P, w.class, o.worker)
-  local out, took, names = {}, {}, {}
+  local out, took, names, lines = {}, {}, {}, {}
   if w.state == 'online' and w.quarantined <= now then
     local room = H.room(P, o, w)
     if room.earmark then H.heed(P, o, w, room, now) end
@@ -170,6 +170,7 @@ function H.claim(P, o, now)
       c = room.earmark and H.pick_beside(P, w, room, now) or not room.earmark and H.pick(P, w.class, room) or nil
       if not c or tries == o.max + 8 then break end
       tries = tries + 1
+      if kept then lines[c.sig .. ':' .. c.owner .. ':' .. c.prio] = c end
       if grant(P, o, w, room, c, out, now) then
         slots, took[c.sig] = slots + 1, true
       end
@@ -181,5 +182,6 @@ function H.claim(P, o, now)
   end
   redis.call('HSET', P .. 'worker:' .. o.worker, 'nonce', o.nonce, 'grants', table.concat(names, ' '))
   if rung and not took[rung] then H.hand_on(P, o.worker, rung, now) end
+  for _, line in pairs(lines) do H.ring_next(P, line.sig, now, o.worker, line) end
   return {'ok', out}
 end

@@ -254,7 +254,7 @@ local function review(P, patience_ms, now)
       kept[node], n = e, n + 1
     else
       H.lift(P, node, e and e.job or job or '', now)
-      redis.call('HDEL', P .. 'earmarks', node)
+      H.unlist_earmark(P, node)
     end
   end
   return kept, n

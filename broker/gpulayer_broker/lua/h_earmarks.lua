@@ -30,8 +30,14 @@ end
 
 function H.write_earmark(P, node, e)
   redis.call('HSET', P .. 'earmarks', node, e.job .. ' 0')
+  redis.call('HSET', P .. 'rungsig', H.SOME_ARE_KEPT, '')
   redis.call('HSET', H.job(P, e.job), FIELD, node)
   write_text(P, node, e)
+end
+
+function H.unlist_earmark(P, node)
+  redis.call('HDEL', P .. 'earmarks', node)
+  if redis.call('EXISTS', P .. 'earmarks') == 0 then redis.call('HDEL', P .. 'rungsig', H.SOME_ARE_KEPT) end
 end
 
 -- the earmark of a machine goes, if it is this job's: what was withheld is there for all
@@ -39,7 +45,7 @@ function H.lift(P, node, job, now)
   redis.call('HDEL', H.job(P, job), FIELD)
   local e = H.earmark_of(P, node)
   if e and e.job ~= job then return end
-  redis.call('HDEL', P .. 'earmarks', node)
+  H.unlist_earmark(P, node)
   if redis.call('HDEL', P .. 'held:' .. node, FIELD) == 1 then H.poke_node(P, node, nil, now) end
 end
 
@@ -209,3 +215,9 @@ end
 
 -- whether one of these heads may have all the room of a machine with an earmark
 function H.passes(room, heads, now) return heads.rank < room.prio or now + heads.timeout_ms <= room.until_ms end
+
+-- a line goes on behind its head, which has left: a bell that passed a machine with an earmark, because it was for a job further
+-- back, is made up for where that job is the next now and may have room there
+function H.ring_next(P, sig, now, except, line)
+  if H.heads_of(P, sig, line).timeout_ms < math.huge then H.ring(P, sig, now, except, line) end
+end

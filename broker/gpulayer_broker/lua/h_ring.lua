@@ -9,6 +9,7 @@
 -- that every worker makes unasked after a heartbeat and a half.
 
 H.RING_MS = 500
+H.SOME_ARE_KEPT = ''                             -- a field of `rungsig` while a machine is kept for a job: a claim reads it anyhow
 H.NEIGHBOURS = '*'                               -- instead of a signature: look at what came free here, then let the next look
 local AT_ONCE = 8
 
@@ -69,12 +70,14 @@ function H.wake(P, class, w, sig, now)
   H.mail(P, w, 'work')
 end
 
--- the bell of a worker is answered or taken back: the signature that it was for, nil where none is on its way
+-- the bell of a worker is answered or taken back: the signature that it was for, nil where none is on its way; and whether a
+-- machine is kept for a job
 function H.unring(P, w)
-  if redis.call('ZREM', P .. 'rung', w) == 0 then return nil end
-  local sig = redis.call('HGET', P .. 'rungsig', w)
+  local sig, kept = unpack(redis.call('HMGET', P .. 'rungsig', w, H.SOME_ARE_KEPT))
+  if not sig then return nil, kept end
+  redis.call('ZREM', P .. 'rung', w)
   redis.call('HDEL', P .. 'rungsig', w)
-  return sig
+  return sig, kept
 end
 
 -- since when a worker that beats so often must have been heard

@@ -56,7 +56,9 @@ end
 local function ring_again(P, now)
   local late = redis.call('ZRANGEBYSCORE', P .. 'rung', '-inf', now, 'LIMIT', 0, BATCH)
   for _, w in ipairs(late) do
-    H.hand_on(P, w, H.unring(P, w), now)
+    local sig = H.unring(P, w)
+    if not sig then redis.call('ZREM', P .. 'rung', w) end
+    H.hand_on(P, w, sig, now)
   end
   return #late
 end
