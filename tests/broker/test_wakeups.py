@@ -27,6 +27,7 @@ from tests.virtual import START_MS, Clock, virtual_library
 HISTORIES, STEPS, SETTLED_ONE_IN = 300, 40, 6
 FIRST_SEED = int(os.environ.get("GPULAYER_WAKEUPS_SEED", "0"))
 RING_MS, EARMARK_MS = 500, 5000
+TIMEOUTS_MS = ((0,), (0, 60_000), (1000, 60_000, 600_000))
 SIGNATURES = (
     signature(),
     signature(cpus=2, tag="two"),
@@ -59,6 +60,7 @@ class History:
         self.hand.link.call(
             "HSET", self.hand.key("config"), "earmark_ms", self.random.choice([0, 100, EARMARK_MS])
         )
+        self.timeouts_ms = self.random.choice(TIMEOUTS_MS)
         self.earmarks: set[tuple[str, str]] = set()
         for sig in SIGNATURES:
             self.hand.introduce(sig, {})
@@ -91,6 +93,7 @@ class History:
             owner=self.random.choice(["ann", "bob"]),
             priority=self.random.choice([1, 2]),
             delay_ms=self.random.choice([0, 0, 0, 10]),
+            timeout_ms=self.random.choice(self.timeouts_ms),
         )
 
     def claim(self, worker: str) -> None:
@@ -264,11 +267,20 @@ class History:
         text = s.hashes.get(f"held:{m.node}", {}).get("earmark")
         if text is None:
             return 0, 0, [], ""
-        _, _, its_sig, its_owner, its_prio, worker, _, devices = text.split(" ")
+        _, _, its_sig, its_owner, its_prio, worker, until_ms, devices = text.split(" ")
         if prio < its_prio or (sig, owner, prio) == (its_sig, its_owner, its_prio):
+            return 0, 0, [], ""
+        if self._ends_before(s, sig, owner, prio, int(until_ms)):
             return 0, 0, [], ""
         _, _, _, cpus, memory = amounts(its_sig)
         return cpus, memory, devices.split(","), worker
+
+    def _ends_before(self, s: Snapshot, sig: str, owner: str, prio: str, until_ms: int) -> bool:
+        """Whether the head of a line does, by its timeout."""
+        entry = f"{s.zsets[f'heads:{prio}:{owner}'][sig]:.0f}-0"
+        line = [j for j in s.jobs.values() if (j["sig"], j["owner"], j["prio"]) == (sig, owner, prio)]
+        timeout = next((j.get("timeout_ms") for j in line if j["entry"] == entry), None)
+        return timeout is not None and self.clock.now_ms + int(timeout) <= until_ms
 
     def _rung(self) -> set[str]:
         """Workers with a bell in their inbox that they have not answered."""
