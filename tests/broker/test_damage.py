@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -215,11 +215,12 @@ def test_an_unknown_word_changes_nothing(hand: Hand) -> None:
 
 
 @pytest.fixture
-def full(queue_server: Callable[..., QueueServer]) -> Hand:
+def full(queue_server: Callable[..., QueueServer]) -> Iterator[Hand]:
     """A queue with work in flight whose memory is used up."""
-    hand = Hand(Link(queue_server().endpoint), ROOT)
-    hand.introduce(CPU, {})
-    return hand
+    with Link(queue_server().endpoint) as link:
+        hand = Hand(link, ROOT)
+        hand.introduce(CPU, {})
+        yield hand
 
 
 def _fill(hand: Hand) -> None:
