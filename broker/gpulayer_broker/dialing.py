@@ -8,6 +8,7 @@ connection and knows what its errors mean; the bytes of every exchange go past i
 from __future__ import annotations
 
 import socket
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -49,6 +50,8 @@ class Wire:
         sock = connection._get_socket()
         assert sock is not None, "a connection that was just made has a socket"
         self.sock = sock
+        # Whoever drops it, in a circle or not: the socket is then closed, without a warning from Python.
+        weakref.finalize(self, sock.close).atexit = False
         self._connection = connection
         self._endpoint = endpoint
         self._buffer = bytearray(READ_BYTES)

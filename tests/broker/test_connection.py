@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -11,10 +12,12 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -415,3 +418,15 @@ sys.exit(repr(failures) if failures else 0)
 """
     for _ in range(3):
         subprocess.run([sys.executable, "-c", script, valkey.url], check=True, timeout=PATIENCE_S)
+
+
+def test_a_link_that_is_dropped_in_a_circle_is_closed_without_a_warning(valkey: Endpoint) -> None:
+    gc.collect()
+    circle = SimpleNamespace(link=Link(valkey))
+    circle.itself = circle
+    assert circle.link.call("PING") is not None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        del circle
+        gc.collect()
+    assert [str(each.message) for each in told if "unclosed" in str(each.message)] == []

@@ -216,6 +216,17 @@ def test_a_group_that_is_removed_has_no_file_open(groups: Groups) -> None:
     assert not [path for path in open_paths() if path.startswith(tuple(group.folders))]
 
 
+def test_a_group_that_nobody_gave_back_has_no_file_open(groups: Groups) -> None:
+    group = taken(groups)
+    group.facts()
+    folders = tuple(group.folders)
+    assert [path for path in open_paths() if path.startswith(folders)]
+
+    del group
+
+    assert not [path for path in open_paths() if path.startswith(folders)]
+
+
 def open_paths() -> list[str]:
     """What this process has open."""
     paths = []

@@ -44,10 +44,10 @@ class GroupFiles:
     def __init__(self, folders: Mapping[str, str], room: Room) -> None:
         self._folders = folders
         self._room = room
-        self._keeps_open = room.take()
         self._open: dict[tuple[str, str, int], int] = {}
         self._closed = False
         self._lock = threading.Lock()
+        self._keeps_open = room.take()
 
     def read(self, kind: str, name: str) -> bytes | None:
         """What stands in the file of this kind's folder."""
@@ -91,6 +91,9 @@ class GroupFiles:
             self._closed = True
             while self._open:
                 os.close(self._open.popitem()[1])
+
+    def __del__(self) -> None:
+        self.close()  # a group that nobody gave back keeps no file
 
     def _descriptor(self, kind: str, name: str, mode: int) -> int:
         key = (kind, name, mode)
