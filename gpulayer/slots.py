@@ -1,4 +1,5 @@
-"""What a client's waiter knows of one job: its end, who is called then, and who reads an array's pages meanwhile.
+"""What a client's waiter knows of one job: its end, who is called then, and who reads an array's pages meanwhile;
+and what it was told of jobs that have no slot yet.
 
 A slot is shared by all handles of its job. What is called back can never harm the waiting of others: it runs in the
 waiter's thread, and whatever it raises is logged and goes no further.

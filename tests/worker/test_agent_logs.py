@@ -65,7 +65,7 @@ def test_the_words_of_a_running_function_are_there_while_it_runs(desk: Desk, wor
         print("first words")
         sys.stderr.write("x" * (1 << 20))  # more than a pipe holds
         print("last words")
-        time.sleep(300)
+        time.sleep(300)  # it runs on until the test's worker ends it
 
     job = desk.function(talk)
     wait_until(lambda: b"last words\n" in desk.tail(job), PATIENCE_S, "the words are shipped")

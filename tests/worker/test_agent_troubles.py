@@ -69,7 +69,7 @@ def test_a_job_that_fills_the_disk_and_goes_on_is_ended_for_it_and_no_other_is(
                 while file.write(bytes(4096)):
                     continue
         except OSError:
-            time.sleep(1000)
+            time.sleep(1000)  # the file stays until the job is ended for it
         Path("big").unlink()
 
     worker = hire(environment={"GPULAYER_STATE_DIR": str(state)})

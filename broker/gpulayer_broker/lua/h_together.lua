@@ -42,7 +42,8 @@ function H.keep(key, ms)
   if open then open.keeps[key] = ms else redis.call('PEXPIRE', key, ms) end
 end
 
-local function remove(key, ...)
+-- entries leave their stream for good, and a stream without entries with them; whether others are left
+function H.remove_now(key, ...)
   redis.call('XACK', key, 'g', ...)
   redis.call('XDEL', key, ...)
   if redis.call('XLEN', key) > 0 then return true end
@@ -50,12 +51,9 @@ local function remove(key, ...)
   return false
 end
 
--- an entry leaves its stream for good, and a stream without entries with it; whether others are left
-function H.remove_now(key, entry) return remove(key, entry) end
-
 -- the same, where nobody asks what is left
 function H.remove_entry(key, entry)
-  if not open then return remove(key, entry) end
+  if not open then return H.remove_now(key, entry) end
   local entries = of('entries', key)
   entries[#entries + 1] = entry
 end
@@ -100,7 +98,7 @@ local function write(gathered)
   each(gathered.scores, write_scores)
   each(gathered.sets, write_set)
   each(gathered.counts, write_counts)
-  each(gathered.entries, function(key, entries) remove(key, unpack(entries)) end)
+  each(gathered.entries, function(key, entries) H.remove_now(key, unpack(entries)) end)
   each(gathered.keeps, function(key, ms) redis.call('PEXPIRE', key, ms) end)
   return problem
 end

@@ -18,17 +18,6 @@ from gpulayer_broker.store.local import LocalStore
 from gpulayer_broker.store.unpack import load_manifest
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    (tmp_path / "source").mkdir()
-    return tmp_path / "source"
-
-
 def write(path: Path, data: bytes = b"data", mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)

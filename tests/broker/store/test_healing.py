@@ -11,17 +11,6 @@ from gpulayer_broker.store.bundle import make_bundle
 from gpulayer_broker.store.local import LocalStore
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    (tmp_path / "source").mkdir()
-    return tmp_path / "source"
-
-
 def blob_path(store: LocalStore, sha: str) -> Path:
     return store.root / "blobs" / sha[:2] / sha[2:]
 

@@ -28,11 +28,6 @@ DAY_S = 86_400.0
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Iterator[int]:
     (tmp_path / "folder").mkdir()
     with files.opened(tmp_path / "folder", files.FOLDER_FLAGS) as fd:

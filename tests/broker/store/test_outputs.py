@@ -17,11 +17,6 @@ from gpulayer_broker.store.unpack import unpack
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
-
-
-@pytest.fixture
 def job(tmp_path: Path) -> Path:
     (tmp_path / "job").mkdir()
     return tmp_path / "job"

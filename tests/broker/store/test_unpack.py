@@ -18,11 +18,6 @@ from gpulayer_broker.store.tree import Manifest, file_entry, folder_entry, link_
 from gpulayer_broker.store.unpack import unpack
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
-
-
 def tree_at(folder: Path) -> dict[str, tuple[object, ...]]:
     """All that is below a folder: kind, permissions and content by path."""
     found: dict[str, tuple[object, ...]] = {}

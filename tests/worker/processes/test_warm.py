@@ -496,7 +496,7 @@ def test_what_each_call_used_is_told(room: Room, process: WarmProcess) -> None:
 
 def test_a_process_whose_batch_was_broken_off_serves_nobody_any_more(room: Room, lane: WarmLane) -> None:
     def slow(text: str) -> str:
-        time.sleep(0.5)
+        time.sleep(0.5)  # so that an answer of the broken batch would come in the middle of the next one
         return text
 
     def broken(answer: Answer) -> None:
