@@ -95,9 +95,8 @@ def report_outcome(report: Report, store: BlobStore) -> Outcome:
     if header.get("kind") == "pickle":
         import base64
 
-        with suppress(
-            OSError
-        ):  # its file is the job's to remove: type, message and traceback are told without it
+        # Its file is the job's to remove: type, message and traceback are then told without it.
+        with suppress(OSError):
             more["pickle"] = base64.b85encode(report.read_payload()).decode()
     kind = str(header.get("type", "Error"))
     reason = END_REASONS.get(kind, "user_error")

@@ -6,8 +6,8 @@ else version 2; what is missing is done without: `Groups.describe` says what the
 jobs run without, and their trees are known by sessions, pipes and marks alone.
 
 To make and to remove a group is a good part of what a tiny job costs, in the kernel too. One of version 1 that is as it
-was made (empty, with no memory but a processor's small change, no setting touched, nothing refused or killed in it)
-serves another job, its counters begun anew; all others are removed. A job cannot tell which kind it has.
+was made (empty, with no memory but a processor's small change, none of `_SETTINGS` touched, no fork refused and
+nothing killed in it) serves another job, its peak of memory and its time begun anew; all others are removed.
 
 All groups are below one folder in each hierarchy, named after the worker's own folder. Where it is, is written down
 there, so that a worker that starts again finds what a killed one left, wherever it is started from.
