@@ -212,17 +212,11 @@ def request_digest(spec: Spec) -> str:
 
 
 def lane_of(spec: Spec) -> str:
-    """What calls agree in that one warm process may run one after another; '' where that is none of its business.
+    """What calls agree in that one slot may run one after another; '' where that is not for this one.
 
     All but their arguments. A retry, an array's items and what other jobs return are for a message of their own.
     """
-    if (
-        spec.isolation != "warm"
-        or spec.call is None
-        or spec.call.given
-        or spec.needs_preparation
-        or spec.outputs
-    ):
+    if spec.call is None or spec.call.given or spec.needs_preparation or spec.outputs:
         return ""
     plain = _plain(spec)
     plain["call"]["arguments"] = None

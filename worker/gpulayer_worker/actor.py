@@ -16,8 +16,8 @@ from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.failures import is_one_of
 from gpulayer_broker.requirements import DEFAULT_QUEUE
 from gpulayer_broker.spec import ACTOR
+from gpulayer_worker.choosing import run_of
 from gpulayer_worker.outcomes import failed
-from gpulayer_worker.ride_runs import run_of
 from gpulayer_worker.running import Workshop, spec_of
 
 MIN_BACKOFF_MS = 1000

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -106,6 +107,14 @@ class Run:
 
     # Whether it is a process of many calls that runs it.
     is_served = False
+    is_quick = False
+    # The process after whose end it begins; none, where it begins at once.
+    after = ""
+    # What a run that has begun waits for, and what is left to be done after it.
+    _ending: Callable[[], Ending]
+    _left: ExitStack
+    _scratch: Scratch
+    _log: JobLog
 
     def __init__(self, shop: Workshop, attempt: Attempt, spec: Spec) -> None:
         self.shop, self.attempt, self.spec = shop, attempt, spec
@@ -122,22 +131,40 @@ class Run:
 
     def outcome(self) -> Outcome:
         """Runs it; what it came to."""
+        return self.begin() or self.end()
+
+    def begin(self) -> Outcome | None:
+        """Starts it; what it came to, where that is known by then. Else `end` is to be called."""
+        with ExitStack() as left:
+            early = self._begin(left)
+            if early is None:
+                self._left = left.pop_all()
+            return early
+
+    def end(self) -> Outcome:
+        """Waits for the end of what has begun; what it came to."""
+        with self._left:
+            return self._ended(self._ending(), self._scratch, self._log)
+
+    def _begin(self, left: ExitStack) -> Outcome | None:
+        """As `begin`; `left` is to be closed when all is over."""
         needs = self._needs()
         if isinstance(needs, Outcome):
             return needs
         try:
-            scratch = self.shop.scratch.make(self.attempt.id, self.attempt.grant.attempt)
+            self._scratch = self.shop.scratch.make(self.attempt.id, self.attempt.grant.attempt)
         except OSError as error:
             if not self.shop.hardware.has_room():
                 log.warning("job %s is handed back: %s", self.attempt.id, error)
                 return Outcome("released", "returned")
             return cannot_start(error)
-        try:
-            return self._in_scratch(scratch, needs)
-        finally:
-            self.shop.bounds.forget(self.attempt.token)
-            self.shop.meters.end(self.attempt.token)
-            self.shop.cleaner.do(partial(self._clear, scratch))
+        left.callback(self._let_go)
+        return self._in_scratch(self._scratch, needs, left)
+
+    def _let_go(self) -> None:
+        self.shop.bounds.forget(self.attempt.token)
+        self.shop.meters.end(self.attempt.token)
+        self.shop.cleaner.do(partial(self._clear, self._scratch))
 
     def _clear(self, scratch: Scratch) -> None:
         """What is left to be done when everybody knows the outcome."""
@@ -155,36 +182,34 @@ class Run:
             return failed("undecodable", type(error).__name__, str(error))
         return needs if self.shop.fits(self.attempt.grant.signature, needs) else Outcome("released", "unfit")
 
-    def _in_scratch(self, scratch: Scratch, needs: Requirements) -> Outcome:
+    def _in_scratch(self, scratch: Scratch, needs: Requirements, left: ExitStack) -> Outcome | None:
         try:
             # A function may be over before anybody could have read what it writes.
             late = self.spec.call is not None and not self.is_served
-            job_log, writers = self.shop.logs.open(
+            self._log, writers = self.shop.logs.open(
                 self.attempt.id, self.attempt.token, scratch.file("log"), at_once=not late
             )
-            self.unread = job_log if late else None
+            self.unread = self._log if late else None
         except OSError as error:
             return cannot_start(error)
+        left.callback(self.shop.logs.forget, self._log)
         try:
-            try:
-                self._prepare(scratch)
-                if early := self._stopped_before_start():
-                    return early
-                ending = self._work(scratch, needs, writers)
-            except (GpulayerError, OSError) as error:
-                return cannot_start(error)
-            except ForkServerGone as error:
-                log.warning("job %s: %s", self.attempt.id, error)
-                return self._stopped_before_start() or Outcome("released", "lost")
-            except DeviceLost as error:
-                log.warning("job %s does not start here: %s", self.attempt.id, error)
-                return self._stopped_before_start() or Outcome("released", "returned")
-            finally:
-                for writer in writers:
-                    os.close(writer)
-            return self._ended(ending(), scratch, job_log)
+            self._prepare(scratch)
+            if early := self._stopped_before_start():
+                return early
+            self._ending = self._work(scratch, needs, writers)
+        except (GpulayerError, OSError) as error:
+            return cannot_start(error)
+        except ForkServerGone as error:
+            log.warning("job %s: %s", self.attempt.id, error)
+            return self._stopped_before_start() or Outcome("released", "lost")
+        except DeviceLost as error:
+            log.warning("job %s does not start here: %s", self.attempt.id, error)
+            return self._stopped_before_start() or Outcome("released", "returned")
         finally:
-            self.shop.logs.forget(job_log)
+            for writer in writers:
+                os.close(writer)
+        return None
 
     # --- before ---
 
@@ -247,6 +272,8 @@ class Run:
             on_progress=self._progress,
             on_running=partial(self.shop.logs.watch, self.unread) if self.unread else None,
             cgroups=self.group.folders if self.group else (),
+            after=self.after,
+            is_quick=self.is_quick,
         )
         self._clock_in()
         handle = self.shop.pool.start(process)
@@ -350,7 +377,7 @@ class Run:
     def _wait(self, handle: JobHandle) -> Ending:
         if self.spec.timeout_s is None:
             return handle.wait()
-        until_s = time.monotonic() + self.spec.timeout_s
+        until_s = self.started_s + self.spec.timeout_s
         try:
             return handle.wait(max(0.0, until_s - time.monotonic()))
         except TimeoutError:
@@ -361,7 +388,9 @@ class Run:
     # --- after ---
 
     def _ended(self, ending: Ending, scratch: Scratch, job_log: JobLog) -> Outcome:
-        wall_s = time.monotonic() - self.started_s
+        wall_s = ending.exit.wall_s if ending.exit else None
+        if wall_s is None:
+            wall_s = time.monotonic() - self.started_s
         if self.group is not None:
             self.group_facts = self.group.facts()
         outcome = self._judge(ending)

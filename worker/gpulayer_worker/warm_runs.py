@@ -1,4 +1,4 @@
-"""Runs of `isolation="warm"`: a single call, and a chunk of an array, on a process of the warm lane (`ride_runs.py`:
+"""Runs of `isolation="warm"`: a single call, and a chunk of an array, on a process of the warm lane (`warm_rides.py`:
 several calls that share a slot).
 
 A single call has the outcome that a fresh process would have given it. A chunk reports the outcomes of all items that
@@ -15,10 +15,9 @@ from hashlib import sha256
 from threading import Lock
 from typing import Any
 
-from gpulayer_broker import functions
 from gpulayer_broker.attempts import STALE
-from gpulayer_broker.consumer import Calls, Outcome
-from gpulayer_broker.functions import CallEnding, CallsEnding, ItemsEnding
+from gpulayer_broker.consumer import Outcome
+from gpulayer_broker.functions import ItemsEnding
 from gpulayer_broker.items import ItemOutcome, Items, pack_outcomes
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.spec import Payload
@@ -30,6 +29,7 @@ from gpulayer_worker.processes.pool import is_the_jobs_own
 from gpulayer_worker.processes.warm import Answer, Batch, BatchEnd, WarmKey, WarmProcess, ending_of
 from gpulayer_worker.running import PIPES_PATIENCE_S, Run, version_of
 from gpulayer_worker.scratch import Scratch
+from gpulayer_worker.tally import told_alone
 
 # A process may die between two batches: then its next batch has not begun, and another process takes it.
 TRIES = 3
@@ -137,14 +137,8 @@ class SingleRun(WarmRun):
 
     def outcome(self) -> Outcome:
         outcome = super().outcome()
-        if outcome.verdict == "released":
-            return outcome
         is_quiet = not outcome.fields.keys() & {"logs", "outputs"}
-        attempt = self.attempt
-        verdict, reason, fields = outcome.verdict, outcome.reason, outcome.fields
-        ending = functions.Ending(attempt.id, attempt.token, verdict, reason, fields=fields)
-        call = CallEnding(ending, self.took_us if is_quiet else -1)
-        return Outcome("succeeded", calls=Calls((attempt,), CallsEnding((call,))))
+        return told_alone(self.attempt, outcome, self.took_us if is_quiet else -1)
 
 
 class ChunkRun(WarmRun):
@@ -155,8 +149,8 @@ class ChunkRun(WarmRun):
         assert call is not None
         every = _items.get(digest_of(call.arguments), lambda: self._bytes(call.arguments))
         items = [every[number] for number in range(grant.start, grant.stop)]
-        self.end, self.answers = self._serve(scratch, needs, writers, items)
-        return lambda: self.end.ending or Ending(Exit(0, None))
+        self.batch_end, self.answers = self._serve(scratch, needs, writers, items)
+        return lambda: self.batch_end.ending or Ending(Exit(0, None))
 
     def _ended(self, ending: Ending, scratch: Scratch, job_log: JobLog) -> Outcome:
         self.shop.logs.finish(job_log, PIPES_PATIENCE_S)
@@ -174,7 +168,7 @@ class ChunkRun(WarmRun):
 
     def _fatal(self, ending: Ending) -> Outcome | None:
         """The outcome of the item that took its process along, where it was the item's own doing."""
-        if self.end.finished or self.attempt.stopped.is_set() or ending.expired or ending.lost:
+        if self.batch_end.finished or self.attempt.stopped.is_set() or ending.expired or ending.lost:
             return None
         if self.over_disk or self.timed_out:
             return self.over_disk or timed_out(self.spec.timeout_s or 0)

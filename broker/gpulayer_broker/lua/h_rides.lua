@@ -1,6 +1,6 @@
--- Shared: rides. Calls of one lane (one function with the same needs and settings, in warm processes) that are quick and silent are
--- granted several at once to one slot, whose warm process runs them one after another. Each has its own token, lease and end; the
--- slot is held by the ride, from its grant until the last of its calls has left, however that leaves.
+-- Shared: rides. Calls of one lane (one function with the same needs and settings) that are quick are granted several at once to
+-- one slot, in which they run one after another: each in a process of its own, or, warm and silent, all in one. Each has its own
+-- token, lease and end; the slot is held by the ride, from its grant until the last of its calls has left, however that leaves.
 -- lane:<lane> mean microseconds of its calls, for an hour after the last; rides: ride -> calls that have not left. A call's field
 -- `ride` is `<id>/<token>` of the first of them, under which the slot is held.
 

@@ -109,6 +109,11 @@ class ForkServer:
         if not self._drop_held(handle):
             self._request(handle, {"request": "kill"})
 
+    def recall(self, handle: JobHandle) -> None:
+        """Takes back a job that has not begun."""
+        if not self._drop_held(handle):
+            self._request(handle, {"request": "recall"})
+
     def interrupt(self, handle: JobHandle) -> None:
         """INT to a job's tree; one that has not begun does not see it."""
         self._request(handle, {"request": "interrupt"})
@@ -368,4 +373,4 @@ class ForkServer:
 def exit_of(told: Mapping[str, Any]) -> Exit:
     """How a main process ended, as the fork server tells it."""
     user_s, system_s, rss_kib = told["usage"]
-    return Exit(told["code"], told["signal"], Usage(user_s, system_s, rss_kib * 1024))
+    return Exit(told["code"], told["signal"], Usage(user_s, system_s, rss_kib * 1024), told["wall_s"])

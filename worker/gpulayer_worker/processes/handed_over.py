@@ -48,6 +48,8 @@ class HandedOver:
             "umask": job.umask,
             "lease_until_s": self.lease_until_s,
             "cgroups": list(job.cgroups),
+            "after": job.after,
+            "is_quick": job.is_quick,
             "pipes": names,
             "descriptors": len(names),
         }

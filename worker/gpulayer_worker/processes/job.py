@@ -74,7 +74,8 @@ class JobProcess:
 
     `stdout` and `stderr` are descriptors of the caller, who may close them as soon as `start` has returned.
     `python` and `preload` do not matter to commands. The lease is a moment of `lease_clock_s`. `cgroups` are the
-    folders of the control group that the main process enters before it runs anything of the user's.
+    folders of the control group that the main process enters before it runs anything of the user's. `after` is the id
+    of another process of the same fork server: this one begins when nothing is left of that.
     """
 
     id: str
@@ -90,6 +91,8 @@ class JobProcess:
     on_progress: Callable[[dict[str, float]], None] | None = None
     on_running: Callable[[], object] | None = None
     cgroups: tuple[str, ...] = ()
+    after: str = ""
+    is_quick: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,11 +124,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Exit:
-    """How the main process ended."""
+    """How the main process ended, and how long it ran, where that is known."""
 
     code: int | None
     signal: int | None
     usage: Usage = field(default_factory=Usage)
+    wall_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,8 @@ class Keeper(Protocol):
     def end(self, handle: JobHandle, grace_s: float) -> None: ...
 
     def kill(self, handle: JobHandle) -> None: ...
+
+    def recall(self, handle: JobHandle) -> None: ...
 
     def interrupt(self, handle: JobHandle) -> None: ...
 
@@ -183,6 +189,10 @@ class JobHandle:
     def kill(self) -> None:
         """KILL to the whole tree."""
         self._keeper.kill(self)
+
+    def recall(self) -> None:
+        """Takes the job back if it has not begun: then it is gone, refused."""
+        self._keeper.recall(self)
 
     def interrupt(self) -> None:
         """INT to the whole tree, as by Ctrl-C in a terminal; what becomes of it is the job's own affair."""

@@ -113,6 +113,11 @@ class Pool:
         raise failure
 
     @property
+    def can_line_up(self) -> bool:
+        """Whether a job can be handed over that begins after another."""
+        return HAS_FORK_SERVER
+
+    @property
     def jobs(self) -> int:
         """How many jobs are not gone yet."""
         with self._lock:

@@ -203,6 +203,9 @@ class SpawnStarter:
         if spawned is not None:
             spawned.signal_tree(signal.SIGKILL)
 
+    def recall(self, handle: JobHandle) -> None:
+        """Every job has begun here."""
+
     def interrupt(self, handle: JobHandle) -> None:
         """INT to a job's tree."""
         spawned = self._running.get(handle.id)

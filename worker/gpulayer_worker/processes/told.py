@@ -6,6 +6,7 @@ lock only where somebody waits.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Generic, TypeVar
 
@@ -42,6 +43,13 @@ class Told(Generic[T]):
             if not self._told:
                 self._error = error
                 self._open()
+
+    def waits(self, timeout_s: float) -> bool:
+        """Whether it is told within this time."""
+        if not self._told:
+            with contextlib.suppress(TimeoutError):
+                self._wait(timeout_s)
+        return self._told
 
     def result(self, timeout_s: float | None = None) -> T:
         """The value, or its error; TimeoutError."""

@@ -10,6 +10,7 @@ while one of these still runs, and killed after.
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -45,6 +46,7 @@ class Job:
         self.exit = "null"
         self.strays: list[dict[str, Any]] = []
         self.started = started
+        self.begun_s = time.monotonic()
         self.folders = folders
 
     @property

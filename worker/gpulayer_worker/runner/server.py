@@ -23,6 +23,7 @@ from typing import Any
 
 from . import child, forks, preload, proctree, signals, wire
 from .jobs import Job, Jobs
+from .lined_up import LinedUp
 
 # While a lease is open, time is looked at this often: poll's clock stands still while the machine sleeps, a
 # lease's does not.
@@ -30,6 +31,8 @@ LOOK_AT_LEASES_S = 5.0
 LAST_WAIT_S = 0.05
 # News of a start waits so long for more: where the job has ended by then, the worker is woken once for both.
 LINGER_MS = 3
+# The same for a job that is one of many like it, of which hardly any has run longer.
+QUICK_LINGER_MS = 20
 FORK_WARNS = tuple(sys.version_info) >= (3, 12)
 
 
@@ -44,6 +47,8 @@ class Server:
         self._wants_room = False
         self._linger_until_s: float | None = None
         self._jobs = Jobs()
+        self._lined_up = LinedUp()
+        self._due: list[tuple[dict[str, Any], list[int]]] = []
         self._open = True
         self._null = identity(os.stat(os.devnull))
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -72,6 +77,7 @@ class Server:
             if due_s is not None:
                 self._look_at_clocks(due_s)
             self._flush()
+            self._start_due()
 
     # --- waking up ---
 
@@ -101,7 +107,7 @@ class Server:
 
     def _patience_ms(self, due_s: float | None) -> int | None:
         if self._linger_until_s is not None:
-            return LINGER_MS
+            return max(1, int(1000 * (self._linger_until_s - time.monotonic())))
         if due_s is None:
             return None
         return int(1000 * max(0.0, min(due_s - proctree.lease_clock_s(), LOOK_AT_LEASES_S))) + 1
@@ -130,9 +136,10 @@ class Server:
         self._outgoing += wire.encode(dict(facts, event=event))
         self._linger_until_s = None
 
-    def _tell_start(self, job: Job, kind: str) -> None:
+    def _tell_start(self, job: Job, kind: str, is_quick: bool) -> None:
         waits = not self._outgoing or self._linger_until_s is not None
-        until_s = self._linger_until_s or time.monotonic() + LINGER_MS / 1000
+        linger_ms = QUICK_LINGER_MS if is_quick else LINGER_MS
+        until_s = self._linger_until_s or time.monotonic() + linger_ms / 1000
         self._outgoing += wire.framed(f'{{"event":"started","id":{wire.quoted(job.id)},"pid":{job.pid}}}')
         # Of a process that serves many calls, the first is waiting.
         self._linger_until_s = until_s if waits and kind != "warm" else None
@@ -157,7 +164,17 @@ class Server:
 
     # --- requests ---
 
+    def _start_due(self) -> None:
+        """Starts what has waited for jobs that are gone: the worker hears of these first."""
+        while self._due:
+            message, descriptors = self._due.pop(0)
+            self._serve(dict(message, after=""), descriptors)
+
     def _request_start(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        after = message.get("after")
+        if after and (self._jobs.find(after) or after in self._lined_up):
+            self._lined_up.add(message, descriptors)
+            return
         lease_until_s = message.get("lease_until_s")
         if lease_until_s is not None and lease_until_s <= proctree.lease_clock_s():
             self._tell("expired", id=message["id"])
@@ -176,7 +193,7 @@ class Server:
         files = set() if folders else held_files(pipes, self._null)
         job = Job(message["id"], pid, lease_until_s, files, started, folders)
         self._jobs.add(job)
-        self._tell_start(job, message["kind"])
+        self._tell_start(job, message["kind"], message["is_quick"])
 
     def _fork(self, message: dict[str, Any], pipes: dict[str, int]) -> int:
         """A child that becomes the job. Signals wait, so that an early TERM meets the job's own dispositions."""
@@ -192,7 +209,19 @@ class Server:
         finally:
             signals.let_go()
 
+    def _request_recall(self, message: dict[str, Any], _: list[int]) -> None:
+        self._drop(message["id"])
+
+    def _drop(self, identifier: str) -> bool:
+        """Whether the job was still to begin; then nothing comes of it."""
+        dropped = self._lined_up.drop(identifier)
+        if dropped:
+            self._tell("refused", id=identifier, error="ended before it began")
+        return dropped
+
     def _request_end(self, message: dict[str, Any], _: list[int]) -> None:
+        if self._drop(message["id"]):
+            return
         job = self._jobs.find(message["id"])
         if job is not None:
             job.kill_at_s = proctree.lease_clock_s() + float(message["grace_s"])
@@ -204,6 +233,8 @@ class Server:
             proctree.send_signal(self._jobs.tree(job), signal.SIGINT)
 
     def _request_kill(self, message: dict[str, Any], _: list[int]) -> None:
+        if self._drop(message["id"]):
+            return
         job = self._jobs.find(message["id"])
         if job is not None:
             self._jobs.kill(job)
@@ -213,6 +244,7 @@ class Server:
             job = self._jobs.find(identifier)
             if job is not None:
                 job.lease_until_s = until_s
+            self._lined_up.extend(identifier, until_s)
 
     def _request_preload(self, message: dict[str, Any], _: list[int]) -> None:
         imported, failed = preload.load(message["modules"])
@@ -244,7 +276,7 @@ class Server:
             reaped = True
             job = self._jobs.main_ended(pid)
             if job is not None:
-                job.exit = told_exit(code, usage)
+                job.exit = told_exit(code, usage, time.monotonic() - job.begun_s)
                 ended.append(job)
         if reaped:
             self._settle(childless, ended)
@@ -257,6 +289,7 @@ class Server:
                 self._tell_end("exited", job)
         for job in gone:
             self._tell_end("gone", job)
+            self._due += self._lined_up.due(job.id)
 
     def _tell_end(self, event: str, job: Job) -> None:
         strays = json.dumps(job.strays) if job.strays else "[]"
@@ -308,12 +341,13 @@ def fork_quietly() -> int:
         return os.fork()
 
 
-def told_exit(code: int, usage: Any) -> str:
-    """A wait status as exit code or signal, and what was used: processor time in seconds, memory in KiB; as JSON."""
+def told_exit(code: int, usage: Any, wall_s: float) -> str:
+    """A wait status as exit code or signal, what was used (seconds of processor time, KiB) and how long it ran; as
+    JSON."""
     killed = os.WIFSIGNALED(code)
     end, number = ("null", os.WTERMSIG(code)) if killed else (os.WEXITSTATUS(code), "null")
     used = f"[{usage.ru_utime!r},{usage.ru_stime!r},{usage.ru_maxrss}]"
-    return f'{{"code":{end},"signal":{number},"usage":{used}}}'
+    return f'{{"code":{end},"signal":{number},"usage":{used},"wall_s":{wall_s:.6f}}}'
 
 
 def identity(facts: os.stat_result) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Runs of rides: calls of one lane that share a slot, one after another on one warm process, each ending by itself.
+"""Runs of warm rides: calls of one lane that share a slot, one after another on one process, each ending by itself.
 
 They share a folder as long as none of them leaves anything in it; the first that does is the last of that process'
 batch, and what follows gets another folder. What they write goes to two files, of which each call has its part. A call
@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import os
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
-from dramatiq.errors import ConnectionFailed
 
 from gpulayer_broker import spec as specs
 from gpulayer_broker.attempts import CANCELLED, STALE, Attempt
-from gpulayer_broker.consumer import Calls, Outcome, dumps
+from gpulayer_broker.consumer import Outcome, dumps
 from gpulayer_broker.errors import GpulayerError
-from gpulayer_broker.functions import Arg, CallEnding, CallsEnding, Ending
+from gpulayer_broker.functions import Arg
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.spec import Payload, Spec
 from gpulayer_worker.joblog import JobLog
@@ -41,10 +38,11 @@ from gpulayer_worker.outputs import gather
 from gpulayer_worker.processes.fork_server import ForkServerGone
 from gpulayer_worker.processes.job import Usage
 from gpulayer_worker.processes.warm import Answer, Batch, BatchEnd, Tokens, WarmKey, WarmProcess
-from gpulayer_worker.running import Run, Workshop
+from gpulayer_worker.running import Workshop
 from gpulayer_worker.scratch import FOLDERS, Scratch, folder_in
+from gpulayer_worker.tally import Tally, Teller
 from gpulayer_worker.usage import usage_record
-from gpulayer_worker.warm_runs import TRIES, ChunkRun, SingleRun, WarmRun
+from gpulayer_worker.warm_runs import TRIES, WarmRun
 
 log = logging.getLogger("gpulayer")
 
@@ -52,14 +50,6 @@ STREAMS = ("out", "err")
 TELL_EVERY_S = 0.005
 _numbers = itertools.count(1)
 READ_BYTES = 1 << 18
-
-
-class Teller(Protocol):
-    """Where calls are told before their ride is over."""
-
-    def commit_some(self, calls: Calls) -> bool: ...
-
-    def release(self, attempts: Iterable[Attempt], how: str = ...) -> None: ...
 
 
 @dataclass
@@ -71,26 +61,12 @@ class Call:
     log: JobLog | None = None
 
 
-def run_of(shop: Workshop, attempt: Attempt, spec: Spec, teller: Teller) -> Run:
-    """The kind of run that an attempt needs."""
-    if attempt.grant.is_chunk:
-        return ChunkRun(shop, attempt, spec)
-    # What other jobs returned is given to a process of the call's own.
-    if spec.isolation != "warm" or spec.call is None or spec.call.given or not shop.warm.available:
-        return Run(shop, attempt, spec)
-    if attempt.grant.ride:
-        return RideRun(shop, attempt, spec, teller)
-    return SingleRun(shop, attempt, spec) if attempt.grant.lane else WarmRun(shop, attempt, spec)
-
-
-class RideRun(WarmRun):
+class WarmRide(WarmRun):
     """The calls that were granted together; `outcome` has what was not told before the last of them ended."""
 
     def __init__(self, shop: Workshop, attempt: Attempt, spec: Spec, teller: Teller) -> None:
         super().__init__(shop, attempt, spec)
-        self.teller = teller
-        self.told_s = time.monotonic()
-        self.untold: list[tuple[Attempt, CallEnding]] = []
+        self.teller, self.tally = teller, Tally(teller, TELL_EVERY_S)
 
     def outcome(self) -> Outcome:
         needs = self._needs()
@@ -101,16 +77,7 @@ class RideRun(WarmRun):
         except Exception:
             # What has ended is told all the same, and what has not goes back.
             log.exception("a ride broke off")
-        told = {attempt.token for attempt, _ in self.untold}
-        everybody = (self.attempt, *self.attempt.riders)
-        try:
-            self.teller.release([each for each in everybody if each.token not in told], "lost")
-        except ConnectionFailed as error:
-            log.warning("calls of a ride could not be handed back yet: %s", error)
-        if not self.untold:
-            return Outcome("released", "returned")
-        attempts, endings = zip(*self.untold, strict=True)
-        return Outcome("succeeded", calls=Calls(attempts, CallsEnding(endings)))
+        return self.tally.outcome((self.attempt, *self.attempt.riders))
 
     def _run_all(self, needs: Requirements) -> None:
         """Leg by leg, until all have ended, or no process can be had."""
@@ -118,7 +85,7 @@ class RideRun(WarmRun):
         while waiting and tries:
             left = self._leg(waiting, needs)
             tries = tries - 1 if len(left) == len(waiting) else TRIES
-            waiting = [call for call in left if not self._ends_unbegun(call)]
+            waiting = [call for call in left if not self.tally.add_unbegun(call.attempt)]
 
     def _calls(self) -> list[Call]:
         """Those that are what the first is but for their arguments; others have no place here and go back."""
@@ -130,7 +97,7 @@ class RideRun(WarmRun):
                     raise ValueError("it is not of its lane")
                 out.append(Call(attempt, self._bytes(Payload.decode(raw["call"]["arguments"]))))
             except (GpulayerError, OSError) as error:
-                self._told(attempt, cannot_start(error), None)
+                self.tally.add(attempt, cannot_start(error), None)
             except (ValueError, KeyError, TypeError):
                 self.teller.release([attempt], "returned")
         return out
@@ -157,7 +124,7 @@ class RideRun(WarmRun):
         """There is no folder to be had: a full disk passes, anything else is the calls' end."""
         if self.shop.hardware.has_room():
             for call in calls:
-                self._told(call.attempt, cannot_start(error.why), None)
+                self.tally.add(call.attempt, cannot_start(error.why), None)
         else:
             log.warning("%d calls are handed back: %s", len(calls), error)
             self.teller.release([call.attempt for call in calls], "returned")
@@ -182,36 +149,6 @@ class RideRun(WarmRun):
         if seat.lane != lane:
             seat.lane, seat.env = lane, self._environment(seat.scratch, needs)
         return seat
-
-    def _ends_unbegun(self, call: Call) -> bool:
-        """Whether a call that has not begun is not to begin any more."""
-        if not call.attempt.stopped.is_set():
-            return False
-        if call.attempt.stop_reason == CANCELLED:
-            self._told(call.attempt, Outcome("cancelled", "cancelled"), None)
-        else:
-            self.teller.release([call.attempt], "returned")
-        return True
-
-    def _told(self, attempt: Attempt, outcome: Outcome, took_us: int | None) -> None:
-        """A call has ended: told with others, and soon."""
-        if outcome.verdict == "released":
-            self.teller.release([attempt], outcome.reason)
-            return
-        ending = Ending(attempt.id, attempt.token, outcome.verdict, outcome.reason, fields=outcome.fields)
-        self.untold.append((attempt, CallEnding(ending, took_us)))
-
-    def tell_some(self) -> None:
-        """Tells those that have ended, if the last time was a while ago."""
-        if not self.untold or time.monotonic() - self.told_s < TELL_EVERY_S:
-            return
-        attempts, endings = zip(*self.untold, strict=True)
-        if self.teller.commit_some(Calls(attempts, CallsEnding(endings))):
-            self.untold.clear()
-            self.told_s = time.monotonic()
-        else:
-            # Asking in vain takes seconds, in which nobody looks at the call that runs: the rest is told at the end.
-            self.told_s = math.inf
 
 
 class NoSeat(Exception):
@@ -242,7 +179,7 @@ class Seat:
 class _Leg:
     """One batch of a ride, on one process and in one folder, which is spoilt when something is left in it."""
 
-    def __init__(self, run: RideRun, calls: list[Call], seat: Seat) -> None:
+    def __init__(self, run: WarmRide, calls: list[Call], seat: Seat) -> None:
         self.run_, self.shop, self.calls, self.seat = run, run.shop, calls, seat
         self.scratch, self.files = seat.scratch, seat.files
         self.answered, self.read = 0, [0, 0]
@@ -309,8 +246,8 @@ class _Leg:
             self.is_spoilt = True
             fields |= self._kept(call)
         took_us = int(answer.wall_s * 1e6) if is_quiet else -1
-        run._told(call.attempt, replace(outcome, fields={**outcome.fields, **fields}), took_us)
-        run.tell_some()
+        run.tally.add(call.attempt, replace(outcome, fields={**outcome.fields, **fields}), took_us)
+        run.tally.tell_some()
 
     def _log(self, call: Call, upto: Sequence[int]) -> bool:
         """The call's part of what was written; whether it has written nothing."""
@@ -353,7 +290,7 @@ class _Leg:
         if behind:
             self.run_.teller.release(behind, "returned")
             del self.calls[begun:]
-        self.run_.tell_some()
+        self.run_.tally.tell_some()
         if begun == self.answered + 1:
             self._log(self.calls[self.answered], [os.fstat(file).st_size for file in self.files])
 
@@ -387,7 +324,7 @@ class _Leg:
         self._log(call, [os.fstat(file).st_size for file in self.files])
         if outcome.verdict != "released":
             outcome = replace(outcome, fields={**outcome.fields, **self._kept(call)})
-        run._told(attempt, with_last_words(outcome, call.log), -1)
+        run.tally.add(attempt, with_last_words(outcome, call.log), -1)
 
 
 def _identity(attempt: Attempt) -> dict[str, str]:

@@ -1,0 +1,47 @@
+"""Jobs that begin when another is gone: calls that share a slot, where the way to the worker and back would cost more
+than they do.
+
+What begins next is known here before its turn: between the end of one and the start of the next nobody is asked.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+class LinedUp:
+    """Start requests with their descriptors, by the id of the job whose end they wait for."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, tuple[dict[str, Any], list[int]]] = {}
+
+    def __contains__(self, identifier: str) -> bool:
+        return identifier in self._waiting
+
+    def add(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Takes the request up, and the descriptors out of the list."""
+        self._waiting[message["id"]] = message, descriptors[:]
+        descriptors.clear()
+
+    def due(self, gone: str) -> list[tuple[dict[str, Any], list[int]]]:
+        """Takes out what waited for this job."""
+        found = [identifier for identifier, (message, _) in self._waiting.items() if message["after"] == gone]
+        return [self._waiting.pop(identifier) for identifier in found]
+
+    def extend(self, identifier: str, until_s: float | None) -> None:
+        """Moves the deadline of a job that waits."""
+        if identifier in self._waiting:
+            self._waiting[identifier][0]["lease_until_s"] = until_s
+
+    def drop(self, identifier: str) -> bool:
+        """Whether the job waited, and does not any more. What waits for it waits for what it waited for."""
+        if identifier not in self._waiting:
+            return False
+        dropped, descriptors = self._waiting.pop(identifier)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        for message, _ in self._waiting.values():
+            if message["after"] == identifier:
+                message["after"] = dropped["after"]
+        return True
