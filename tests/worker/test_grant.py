@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gpulayer_worker import grant as grant_module
 from gpulayer_worker.grant import (
     Device,
-    Folders,
     Grant,
+    Share,
     device_masks,
     job_environment,
     nvidia_library_folders,
@@ -25,10 +28,9 @@ GRANT = Grant(
     job_id="j_0123456789ab",
     attempt=2,
     name="train",
-    accelerator="cpu",
-    cpus=3,
-    python="/opt/env/bin/python",
-    folders=Folders(Path("/s"), Path("/s/work/outputs"), Path("/c")),
+    scratch="/s",
+    outputs="/s/work/outputs",
+    share=Share(accelerator="cpu", cpus=3, python="/opt/env/bin/python", cache="/c"),
 )
 
 
@@ -121,7 +123,8 @@ def test_whole_gpus_are_named_by_number_and_slices_by_uuid() -> None:
     ],
 )
 def test_a_gpu_job_gets_exactly_one_mask(accelerator: str, mask: str, other: str) -> None:
-    grant = replace(GRANT, accelerator=accelerator, devices=(Device(2, "GPU-a"),))
+    share = replace(GRANT.share, accelerator=accelerator, devices=(Device(2, "GPU-a"),))
+    grant = replace(GRANT, share=share)
 
     environment = job_environment(grant, {}, {})
 
@@ -153,3 +156,53 @@ def test_cuda_libraries_are_found_where_pip_puts_them_and_again_after_an_install
     second.mkdir(parents=True)
     os.utime(tmp_path / "nvidia", ns=(1, 1))
     assert nvidia_library_folders(str(python)) == (str(first), str(second))
+
+
+VARIABLES = st.dictionaries(
+    st.sampled_from(
+        [
+            "HOME",
+            "PATH",
+            "PYTHONPATH",
+            "LD_LIBRARY_PATH",
+            "LANG",
+            "GPULAYER_JOB_ID",
+            "CUDA_VISIBLE_DEVICES",
+            "X",
+        ]
+    ),
+    st.sampled_from(["", "/a", "/a::/b"]),
+)
+SHARES = st.builds(
+    Share,
+    accelerator=st.sampled_from(["cpu", "cuda", "rocm"]),
+    cpus=st.integers(1, 2),
+    python=st.just("/p/python"),
+    cache=st.sampled_from(["/c", "/d"]),
+    devices=st.sampled_from([(), (Device(1, "GPU-a"),), (Device(1, "GPU-a", by_uuid=True),)]),
+)
+GRANTS = st.builds(
+    Grant,
+    job_id=st.sampled_from(["j_1", "j_2"]),
+    attempt=st.integers(1, 2),
+    name=st.sampled_from(["a", "b"]),
+    scratch=st.sampled_from(["/s/1", "/s/2"]),
+    outputs=st.sampled_from(["/s/1/work/outputs", "/s/2/work/outputs"]),
+    share=SHARES,
+)
+ASKED = st.tuples(GRANTS, VARIABLES, VARIABLES, st.sampled_from([(), ("/n/lib",)]))
+
+
+@given(st.lists(ASKED, min_size=1, max_size=8))
+def test_an_environment_is_the_same_whichever_jobs_came_before(
+    jobs: list[tuple[Grant, dict[str, str], dict[str, str], tuple[str, ...]]],
+) -> None:
+    anew = []
+    for asked in jobs:
+        grant_module._lasting.cache_clear()
+        anew.append(job_environment(*asked))
+
+    for asked, expected in zip(jobs, anew, strict=True):
+        environment = job_environment(*asked)
+        assert environment == expected
+        environment.clear()

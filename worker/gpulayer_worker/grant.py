@@ -34,6 +34,7 @@ ALONE = {
     "GPULAYER_NODES": "1",
     "GPULAYER_NODE_RANK": "0",
 }
+Variables = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -49,26 +50,26 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Folders:
-    """Where the job reads and writes."""
+class Share:
+    """What many attempts are given alike. `accelerator` is cpu, cuda, rocm or mps."""
 
-    scratch: Path
-    outputs: Path
-    cache: Path
+    accelerator: str
+    cpus: int
+    python: str
+    cache: str
+    devices: tuple[Device, ...] = ()
 
 
 @dataclass(frozen=True)
 class Grant:
-    """Everything that one attempt was given. `accelerator` is cpu, cuda, rocm or mps."""
+    """Everything that one attempt was given; the folders `scratch` and `outputs` are its own."""
 
     job_id: str
     attempt: int
     name: str
-    accelerator: str
-    cpus: int
-    python: str
-    folders: Folders
-    devices: tuple[Device, ...] = ()
+    scratch: str
+    outputs: str
+    share: Share
 
 
 def job_environment(
@@ -78,12 +79,25 @@ def job_environment(
     library_folders: Iterable[str] = (),
 ) -> dict[str, str]:
     """The whole environment of a job's process."""
+    lasting = _lasting(
+        grant.share, tuple(submitted.items()), tuple(workers_own.items()), tuple(library_folders)
+    )
+    return {"HOME": f"{grant.scratch}/home", **lasting, **_identity(grant)}
+
+
+# Most jobs of a worker are like the one before, and to join search paths takes longer than to start a tiny one.
+@functools.lru_cache(maxsize=32)
+def _lasting(
+    share: Share, submitted_: Variables, workers_own_: Variables, library_folders: tuple[str, ...]
+) -> Mapping[str, str]:
+    """Of an environment all but what is the attempt's own."""
+    submitted, workers_own = dict(submitted_), dict(workers_own_)
     environment = {name: value for name, value in workers_own.items() if is_passed_on(name)}
-    environment |= _defaults(grant)
+    environment |= _defaults(share)
     environment |= {name: value for name, value in submitted.items() if name not in MASKS}
-    environment |= _identity(grant) | device_masks(grant.accelerator, grant.devices)
+    environment |= _given(share) | device_masks(share.accelerator, share.devices)
     environment["PATH"] = _joined(
-        [os.path.dirname(grant.python)], submitted.get("PATH") or workers_own.get("PATH") or SYSTEM_PATH
+        [os.path.dirname(share.python)], submitted.get("PATH") or workers_own.get("PATH") or SYSTEM_PATH
     )
     environment["PYTHONPATH"] = _joined([], submitted.get("PYTHONPATH", ""), str(SHIM))
     libraries = _joined(library_folders, submitted.get("LD_LIBRARY_PATH", ""))
@@ -155,31 +169,33 @@ def _changed_ns(folder: str) -> int:
         return 0
 
 
-def _defaults(grant: Grant) -> dict[str, str]:
-    """What the submitter may override."""
-    cache = grant.folders.cache
+def _defaults(share: Share) -> dict[str, str]:
+    """What the submitter may override, beside HOME."""
     return {
-        "HOME": f"{grant.folders.scratch}/home",
-        "XDG_CACHE_HOME": str(cache),
-        "HF_HOME": f"{cache}/huggingface",
-        "TORCH_HOME": f"{cache}/torch",
-        "OMP_NUM_THREADS": str(grant.cpus),
+        "XDG_CACHE_HOME": share.cache,
+        "HF_HOME": f"{share.cache}/huggingface",
+        "TORCH_HOME": f"{share.cache}/torch",
+        "OMP_NUM_THREADS": str(share.cpus),
         "PYTHONUNBUFFERED": "1",
     }
 
 
+def _given(share: Share) -> dict[str, str]:
+    return {
+        "GPULAYER_ACCELERATOR": share.accelerator,
+        "GPULAYER_GPUS": str(len(share.devices)),
+        "GPULAYER_CACHE": share.cache,
+        **ALONE,
+    }
+
+
 def _identity(grant: Grant) -> dict[str, str]:
-    folders = grant.folders
     return {
         "GPULAYER_JOB_ID": grant.job_id,
         "GPULAYER_ATTEMPT": str(grant.attempt),
         "GPULAYER_NAME": grant.name,
-        "GPULAYER_ACCELERATOR": grant.accelerator,
-        "GPULAYER_GPUS": str(len(grant.devices)),
-        "GPULAYER_OUTPUTS": str(folders.outputs),
-        "GPULAYER_SCRATCH": str(folders.scratch),
-        "GPULAYER_CACHE": str(folders.cache),
-        **ALONE,
+        "GPULAYER_OUTPUTS": grant.outputs,
+        "GPULAYER_SCRATCH": grant.scratch,
     }
 
 

@@ -36,8 +36,8 @@ from gpulayer_worker.given import write_given
 from gpulayer_worker.grant import (
     NAMED_BY_UUID,
     Device,
-    Folders,
     Grant,
+    Share,
     job_environment,
     nvidia_library_folders,
     with_queue,
@@ -346,15 +346,20 @@ class Run:
         )
         if any(device.by_uuid for device in devices):
             self.notes.append(NAMED_BY_UUID)
+        share = Share(
+            accelerator=given[0].kind if given else "cpu",
+            cpus=max(1, needs.cpus),
+            python=self.shop.python,
+            cache=str(self.shop.cache),
+            devices=devices,
+        )
         grant = Grant(
             job_id=self.attempt.id,
             attempt=self.attempt.grant.attempt,
             name=self.spec.name,
-            accelerator=given[0].kind if given else "cpu",
-            cpus=max(1, needs.cpus),
-            python=self.shop.python,
-            folders=Folders(scratch.root, scratch.outputs, self.shop.cache),
-            devices=devices,
+            scratch=str(scratch.root),
+            outputs=str(scratch.outputs),
+            share=share,
         )
         submitted = with_queue(self.spec.env, self.shop.queue, self.attempt.grant.owner)
         return job_environment(
