@@ -206,6 +206,9 @@ class ForkServer:
                 return False
             self._held.remove(held)
             self._outbox.forget(held[1])
+            for behind, _ in self._held:
+                if behind.after == handle.id:
+                    behind.after = held[0].after
         self._finish(handle.id, Ending(None, refused="ended before it began"))
         return True
 
@@ -280,14 +283,22 @@ class ForkServer:
         return read
 
     def _event_exited(self, event: dict[str, Any]) -> None:
-        running = self._running[event["id"]]
+        running = self._ended(event)
         running.exit = exit_of(event["exit"])
         running.handle.exited.tell(running.exit)
+
+    def _ended(self, event: dict[str, Any]) -> HandedOver:
+        """Whose end this is; of one that has ended soon it is the first that is heard."""
+        running = self._running[event["id"]]
+        if "pid" in event:
+            running.handle.started.tell(event["pid"])
+        return running
 
     def _event_expired(self, event: dict[str, Any]) -> None:
         self._running[event["id"]].expired = True
 
     def _event_gone(self, event: dict[str, Any]) -> None:
+        self._ended(event)
         strays = tuple(f"{stray['pid']} {stray['command']}".strip() for stray in event["strays"])
         self._finish(event["id"], Ending(exit_of(event["exit"]), strays=strays))
 

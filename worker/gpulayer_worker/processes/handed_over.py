@@ -14,6 +14,7 @@ class HandedOver:
     def __init__(self, handle: JobHandle) -> None:
         self.handle = handle
         self.lease_until_s = handle.job.lease_until_s
+        self.after = handle.job.after
         self.report = ReportPipe()
         callback = handle.job.on_progress
         self.progress = ProgressPipe(callback) if callback is not None else None
@@ -48,7 +49,7 @@ class HandedOver:
             "umask": job.umask,
             "lease_until_s": self.lease_until_s,
             "cgroups": list(job.cgroups),
-            "after": job.after,
+            "after": self.after,
             "is_quick": job.is_quick,
             "pipes": names,
             "descriptors": len(names),

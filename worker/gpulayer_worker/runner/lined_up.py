@@ -24,10 +24,16 @@ class LinedUp:
         self._waiting[message["id"]] = message, descriptors[:]
         descriptors.clear()
 
-    def due(self, gone: str) -> list[tuple[dict[str, Any], list[int]]]:
-        """Takes out what waited for this job."""
-        found = [identifier for identifier, (message, _) in self._waiting.items() if message["after"] == gone]
-        return [self._waiting.pop(identifier) for identifier in found]
+    def release(self, gone: str) -> None:
+        """Nothing waits for this job any more."""
+        self._rename(gone, "")
+
+    def take_due(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Takes out one that waits for nothing; until then it counts as waiting, and may be dropped."""
+        for identifier, (message, _) in self._waiting.items():
+            if not message["after"]:
+                return self._waiting.pop(identifier)
+        return None
 
     def extend(self, identifier: str, until_s: float | None) -> None:
         """Moves the deadline of a job that waits."""
@@ -41,7 +47,10 @@ class LinedUp:
         dropped, descriptors = self._waiting.pop(identifier)
         for descriptor in descriptors:
             os.close(descriptor)
-        for message, _ in self._waiting.values():
-            if message["after"] == identifier:
-                message["after"] = dropped["after"]
+        self._rename(identifier, dropped["after"])
         return True
+
+    def _rename(self, before: str, after: str) -> None:
+        for message, _ in self._waiting.values():
+            if message["after"] == before:
+                message["after"] = after

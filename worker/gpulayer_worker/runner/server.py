@@ -11,7 +11,6 @@ promises:
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import select
 import signal
@@ -24,6 +23,7 @@ from typing import Any
 from . import child, forks, preload, proctree, signals, wire
 from .jobs import Job, Jobs
 from .lined_up import LinedUp
+from .news import News
 
 # While a lease is open, time is looked at this often: poll's clock stands still while the machine sleeps, a
 # lease's does not.
@@ -43,12 +43,10 @@ class Server:
         self._link = link
         self._worker = worker
         self._decoder = wire.Decoder()
-        self._outgoing = bytearray()
+        self._news = News(link)
         self._wants_room = False
-        self._linger_until_s: float | None = None
         self._jobs = Jobs()
         self._lined_up = LinedUp()
-        self._due: list[tuple[dict[str, Any], list[int]]] = []
         self._open = True
         self._null = identity(os.stat(os.devnull))
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -76,6 +74,7 @@ class Server:
             # What has got an earlier deadline in this round is met in the next, which waits no longer than for it.
             if due_s is not None:
                 self._look_at_clocks(due_s)
+            # The worker hears of those that are gone before what has waited for them begins.
             self._flush()
             self._start_due()
 
@@ -106,11 +105,13 @@ class Server:
             return  # it was read with an earlier one
 
     def _patience_ms(self, due_s: float | None) -> int | None:
-        if self._linger_until_s is not None:
-            return max(1, int(1000 * (self._linger_until_s - time.monotonic())))
-        if due_s is None:
+        news_due_in_s = self._news.due_in_s()
+        if news_due_in_s is None and due_s is None:
             return None
-        return int(1000 * max(0.0, min(due_s - proctree.lease_clock_s(), LOOK_AT_LEASES_S))) + 1
+        wait_s = LOOK_AT_LEASES_S if news_due_in_s is None else news_due_in_s
+        if due_s is not None:
+            wait_s = min(wait_s, due_s - proctree.lease_clock_s())
+        return int(1000 * max(0.0, wait_s)) + 1
 
     # --- the link ---
 
@@ -129,56 +130,47 @@ class Server:
         try:
             getattr(self, "_request_" + str(message["request"]))(message, descriptors)
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-
-    def _tell(self, event: str, **facts: Any) -> None:
-        self._outgoing += wire.encode(dict(facts, event=event))
-        self._linger_until_s = None
-
-    def _tell_start(self, job: Job, kind: str, is_quick: bool) -> None:
-        waits = not self._outgoing or self._linger_until_s is not None
-        linger_ms = QUICK_LINGER_MS if is_quick else LINGER_MS
-        until_s = self._linger_until_s or time.monotonic() + linger_ms / 1000
-        self._outgoing += wire.framed(f'{{"event":"started","id":{wire.quoted(job.id)},"pid":{job.pid}}}')
-        # Of a process that serves many calls, the first is waiting.
-        self._linger_until_s = until_s if waits and kind != "warm" else None
+            close_all(descriptors)
 
     def _flush(self) -> None:
-        if self._linger_until_s is not None:
-            if time.monotonic() < self._linger_until_s:
-                return
-            self._linger_until_s = None
         try:
-            while self._outgoing:
-                taken = wire.send(self._link, bytes(self._outgoing[: wire.CHUNK_BYTES]))
-                if not taken:
-                    break
-                del self._outgoing[:taken]
+            wants_room = self._news.send()
         except OSError:
             self._close()
-        if bool(self._outgoing) != self._wants_room:
-            self._wants_room = bool(self._outgoing)
-            wanted = select.POLLIN | select.POLLOUT if self._wants_room else select.POLLIN
+            return
+        if wants_room != self._wants_room:
+            self._wants_room = wants_room
+            wanted = select.POLLIN | select.POLLOUT if wants_room else select.POLLIN
             self._poller.modify(self._link.fileno(), wanted)
 
     # --- requests ---
 
-    def _start_due(self) -> None:
-        """Starts what has waited for jobs that are gone: the worker hears of these first."""
-        while self._due:
-            message, descriptors = self._due.pop(0)
-            self._serve(dict(message, after=""), descriptors)
-
     def _request_start(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        after = message.get("after")
+        after = message["after"]
         if after and (self._jobs.find(after) or after in self._lined_up):
             self._lined_up.add(message, descriptors)
-            return
+        else:
+            self._begin(message, descriptors)
+
+    def _start_due(self) -> None:
+        """Starts what has waited for jobs that are gone."""
+        while self._open:
+            due = self._lined_up.take_due()
+            if due is None:
+                return
+            message, descriptors = due
+            try:
+                self._begin(message, descriptors)
+            finally:
+                close_all(descriptors)
+            # Where it was refused.
+            self._flush()
+
+    def _begin(self, message: dict[str, Any], descriptors: list[int]) -> None:
         lease_until_s = message.get("lease_until_s")
         if lease_until_s is not None and lease_until_s <= proctree.lease_clock_s():
-            self._tell("expired", id=message["id"])
-            self._tell("refused", id=message["id"], error="its lease was over before it began")
+            self._news.tell("expired", id=message["id"])
+            self._refuse(message["id"], "its lease was over before it began")
             return
         started = proctree.now_ticks()
         pipes = dict(zip(message["pipes"], descriptors))  # noqa: B905 - strict= came with 3.10
@@ -186,14 +178,18 @@ class Server:
         try:
             pid = self._fork(message, pipes)
         except OSError as error:
-            self._tell("refused", id=message["id"], error=f"cannot fork: {error}")
+            self._refuse(message["id"], f"cannot fork: {error}")
             return
         folders = message.get("cgroups", ())
         # Of a job that has a group, the group says what is its own.
         files = set() if folders else held_files(pipes, self._null)
         job = Job(message["id"], pid, lease_until_s, files, started, folders)
         self._jobs.add(job)
-        self._tell_start(job, message["kind"], message["is_quick"])
+        self._news.tell_start(job, linger_ms(message))
+
+    def _refuse(self, identifier: str, error: str) -> None:
+        self._news.tell("refused", id=identifier, error=error)
+        self._lined_up.release(identifier)
 
     def _fork(self, message: dict[str, Any], pipes: dict[str, int]) -> int:
         """A child that becomes the job. Signals wait, so that an early TERM meets the job's own dispositions."""
@@ -216,7 +212,7 @@ class Server:
         """Whether the job was still to begin; then nothing comes of it."""
         dropped = self._lined_up.drop(identifier)
         if dropped:
-            self._tell("refused", id=identifier, error="ended before it began")
+            self._news.tell("refused", id=identifier, error="ended before it began")
         return dropped
 
     def _request_end(self, message: dict[str, Any], _: list[int]) -> None:
@@ -250,10 +246,10 @@ class Server:
         imported, failed = preload.load(message["modules"])
         note_own_state()
         unsafe = preload.foreign_threads() + preload.open_gpus()
-        self._tell("preloaded", imported=imported, failed=failed, unsafe=unsafe)
+        self._news.tell("preloaded", imported=imported, failed=failed, unsafe=unsafe)
 
     def _request_stats(self, _: dict[str, Any], __: list[int]) -> None:
-        self._tell(
+        self._news.tell(
             "stats",
             pid=os.getpid(),
             jobs=self._jobs.running(),
@@ -286,16 +282,10 @@ class Server:
         gone = self._jobs.sweep(childless)
         for job in ended:
             if job not in gone:
-                self._tell_end("exited", job)
+                self._news.tell_end("exited", job)
         for job in gone:
-            self._tell_end("gone", job)
-            self._due += self._lined_up.due(job.id)
-
-    def _tell_end(self, event: str, job: Job) -> None:
-        strays = json.dumps(job.strays) if job.strays else "[]"
-        known = f'"id":{wire.quoted(job.id)},"exit":{job.exit},"strays":{strays}'
-        self._outgoing += wire.framed(f'{{"event":"{event}",{known}}}')
-        self._linger_until_s = None
+            self._news.tell_end("gone", job)
+            self._lined_up.release(job.id)
 
     def _look_at_clocks(self, due_s: float) -> None:
         now_s = proctree.lease_clock_s()
@@ -303,7 +293,7 @@ class Server:
             return
         for job in self._jobs.overdue(now_s):
             if job.lease_over(now_s):
-                self._tell("expired", id=job.id)
+                self._news.tell("expired", id=job.id)
             self._jobs.kill(job)
 
     def _kill_everything(self) -> None:
@@ -321,6 +311,19 @@ class Server:
 
 def _ignore(*_: object) -> None:
     """A handler that only makes the signal wake the loop."""
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Closes the fork server's copies of what a job is given open."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def linger_ms(message: dict[str, Any]) -> int:
+    """How long news of this start may wait for more. Of a process that serves many calls, the first is waiting."""
+    if message["kind"] == "warm":
+        return 0
+    return QUICK_LINGER_MS if message["is_quick"] else LINGER_MS
 
 
 def note_own_state() -> None:
