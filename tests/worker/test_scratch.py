@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +32,7 @@ def inode(scratch: Scratch) -> int:
 
 
 def contents(scratch: Scratch) -> list[str]:
-    return sorted(str(path.relative_to(scratch.root)) for path in scratch.root.rglob("*"))
+    return sorted(str(path.relative_to(scratch.root)) for path in Path(scratch.root).rglob("*"))
 
 
 def modes(scratch: Scratch) -> list[int]:
@@ -41,52 +42,52 @@ def modes(scratch: Scratch) -> list[int]:
 def test_folders_that_were_left_empty_serve_the_next_job(scratches: Scratches) -> None:
     first = scratches.make("j_1", 1)
     before, fresh = inode(first), modes(first)
-    first.file("function").write_bytes(b"a pickle")
+    Path(first.file("function")).write_bytes(b"a pickle")
     scratches.give_back(first)
 
     second = scratches.make("j_2", 1)
 
     assert inode(second) == before
-    assert not first.root.exists()
+    assert not os.path.exists(first.root)
     assert contents(second) == ["home", "work", "work/outputs"]
     assert modes(second) == fresh
 
 
 def _file_in_work(scratch: Scratch) -> None:
-    (scratch.work / "left").touch()
+    Path(scratch.work, "left").touch()
 
 
 def _file_in_outputs(scratch: Scratch) -> None:
-    (scratch.outputs / "left").touch()
+    Path(scratch.outputs, "left").touch()
 
 
 def _file_at_home(scratch: Scratch) -> None:
-    (scratch.home / ".left").touch()
+    Path(scratch.home, ".left").touch()
 
 
 def _folder_beside(scratch: Scratch) -> None:
-    (scratch.root / "left").mkdir()
+    Path(scratch.root, "left").mkdir()
 
 
 def _link_beside(scratch: Scratch) -> None:
-    scratch.file("left").symlink_to("/")
+    os.symlink("/", scratch.file("left"))
 
 
 def _other_mode(scratch: Scratch) -> None:
-    scratch.home.chmod(0o700 if scratch.home.stat().st_mode & 0o777 != 0o700 else 0o755)
+    os.chmod(scratch.home, 0o700 if os.stat(scratch.home).st_mode & 0o777 != 0o700 else 0o755)
 
 
 def _no_outputs(scratch: Scratch) -> None:
-    scratch.outputs.rmdir()
+    os.rmdir(scratch.outputs)
 
 
 def _link_for_home(scratch: Scratch) -> None:
-    scratch.home.rmdir()
-    scratch.home.symlink_to("/")
+    os.rmdir(scratch.home)
+    os.symlink("/", scratch.home)
 
 
 def _no_root(scratch: Scratch) -> None:
-    scratch.root.rename(scratch.root.with_name("elsewhere"))
+    os.rename(scratch.root, f"{scratch.root}-elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_what_a_job_changed_is_not_handed_on(scratches: Scratches, change: Calla
         second = scratches.make("j_2", 1)
 
         assert inode(second) != kept
-        assert not first.root.exists()
+        assert not os.path.exists(first.root)
         assert contents(second) == ["home", "work", "work/outputs"]
         assert modes(second) == fresh
     finally:
@@ -138,9 +139,41 @@ def test_a_folder_with_attributes_is_not_handed_on(scratches: Scratches) -> None
 
 
 def test_a_folder_of_the_same_attempt_is_made_anew(scratches: Scratches) -> None:
-    (scratches.make("j_1", 1).work / "left").touch()
+    Path(scratches.make("j_1", 1).work, "left").touch()
 
     assert contents(scratches.make("j_1", 1)) == ["home", "work", "work/outputs"]
+
+
+def _file(place: Path) -> None:
+    place.touch()
+
+
+def _link(place: Path) -> None:
+    place.symlink_to("/")
+
+
+def _open_folder(place: Path) -> None:
+    place.mkdir()
+    place.chmod(0o777)
+
+
+def _full_folder(place: Path) -> None:
+    (place / "work" / "left").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("put", [_file, _link, _open_folder, _full_folder])
+def test_whatever_stands_in_the_place_of_an_attempts_folder_is_not_in_it(
+    scratches: Scratches, tmp_path: Path, put: Callable[[Path], None]
+) -> None:
+    scratches.give_back(scratches.make("j_0", 1))
+    put(tmp_path / "scratch" / "j_1.1")
+
+    scratch = scratches.make("j_1", 1)
+
+    assert not os.path.islink(scratch.root)
+    assert contents(scratch) == ["home", "work", "work/outputs"]
+    assert stat.S_IMODE(os.stat(scratch.root).st_mode) == 0o700
+    assert list((tmp_path / "spare").iterdir()) == []
 
 
 def test_so_many_are_kept_and_none_of_another_worker_before(scratches: Scratches, tmp_path: Path) -> None:
@@ -163,13 +196,13 @@ def test_a_folder_for_temporary_files_has_a_name_that_sockets_fit_into(tmp_path:
 
         name = scratches.make_temporary(scratch)
 
-        assert len(name) <= TEMPORARY_PATH_BYTES < len(str(scratch.temporary))
+        assert len(name) <= TEMPORARY_PATH_BYTES < len(scratch.temporary)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"{name}/listener-0123abcd")
-        assert (scratch.temporary / "listener-0123abcd").is_socket()
+        assert Path(scratch.temporary, "listener-0123abcd").is_socket()
         scratches.give_back(scratch)
         assert os.listdir(Path(short, "links")) == []
-        assert not scratch.root.exists()
+        assert not os.path.exists(scratch.root)
 
 
 def test_short_names_of_another_worker_before_are_removed(tmp_path: Path) -> None:

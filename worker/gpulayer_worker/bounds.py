@@ -35,7 +35,7 @@ class Bound:
     Without a limit (0) they may have what the disk has, and it is told that this was too much.
     """
 
-    folders: Sequence[Path]
+    folders: Sequence[str | Path]
     limit_bytes: int
     on_over: Callable[[int, int], object]
 
@@ -110,7 +110,7 @@ def held_bytes(bound: Bound) -> int:
     return sum(map(used_bytes, bound.folders))
 
 
-def used_bytes(folder: Path) -> int:
+def used_bytes(folder: str | Path) -> int:
     """What all below the folder takes of its file system; what vanishes meanwhile takes nothing."""
     seen: set[tuple[int, int]] = set()
     total = 0

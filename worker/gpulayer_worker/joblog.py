@@ -31,7 +31,7 @@ DISK_FULL = b"\n[gpulayer: the worker cannot write its disk, what follows is not
 class Spool:
     """Bytes to append and to read back: in memory, then in a file as soon as they are many."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = path
         self.size = 0
         self._memory = bytearray()
@@ -80,7 +80,7 @@ class JobLog:
     """The log of one rank of one attempt. `closed` is set once both of its pipes have ended."""
 
     def __init__(
-        self, job_id: str, token: str, spill: Path, limit_bytes: int, pipes: int, rank: int = 0
+        self, job_id: str, token: str, spill: str | Path, limit_bytes: int, pipes: int, rank: int = 0
     ) -> None:
         self.job_id, self.token, self.rank = job_id, token, rank
         self.shipped = 0
@@ -190,7 +190,7 @@ class JobLog:
             sha = (
                 store.put_bytes(spool.read(0, spool.size))
                 if spool.in_memory
-                else store.put_file(spool.path)[0]
+                else store.put_file(Path(spool.path))[0]
             )
             index = b"".join(orjson.dumps(run) + b"\n" for run in self.runs)
             return {"sha256": sha, "size": self.size, "index_sha256": store.put_bytes(index)}

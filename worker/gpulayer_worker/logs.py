@@ -78,7 +78,9 @@ class Logs:
         os.close(self._wake_writer)
         self._queue.link.close()
 
-    def open(self, job_id: str, token: str, spill: Path, at_once: bool = True) -> tuple[JobLog, list[int]]:
+    def open(
+        self, job_id: str, token: str, spill: str | Path, at_once: bool = True
+    ) -> tuple[JobLog, list[int]]:
         """A log, and the write ends of its two pipes (stdout, stderr); the caller closes them after the start.
 
         Where it is not read `at_once`, it is from `watch` on; a job that is over before needs no other thread for it.
@@ -101,7 +103,7 @@ class Logs:
             self.watch(job_log)
         return job_log, [writer for _, writer in pipes]
 
-    def adopt(self, job_id: str, token: str, spill: Path) -> JobLog:
+    def adopt(self, job_id: str, token: str, spill: str | Path) -> JobLog:
         """A log without pipes: what is written to it comes by `feed`."""
         job_log = JobLog(job_id, token, spill, self._limit_bytes, 0)
         job_log.closed.set()

@@ -33,7 +33,7 @@ def gather(
     digest = ""
     returned: set[str] = set()
     if patterns:
-        bundle = collect(scratch.work, patterns, store, limit_bytes=limit_bytes)
+        bundle = collect(Path(scratch.work), patterns, store, limit_bytes=limit_bytes)
         notes += bundle.skipped
         returned = {entry.path for entry in bundle.manifest.of_kind("file")}
         digest = bundle.digest if bundle.manifest.entries else ""
@@ -42,7 +42,7 @@ def gather(
     return Outputs(digest, tuple(notes))
 
 
-def _holds_something(folder: Path) -> bool:
+def _holds_something(folder: str) -> bool:
     try:
         return bool(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -51,7 +51,9 @@ def _holds_something(folder: Path) -> bool:
 
 def _missed(scratch: Scratch, source: Manifest | None, returned: set[str]) -> list[str]:
     """One line about new files that nothing named."""
-    new = [path for path in list_new_files(scratch.work, source or Manifest.of(())) if path not in returned]
+    new = [
+        path for path in list_new_files(Path(scratch.work), source or Manifest.of(())) if path not in returned
+    ]
     if not new:
         return []
     shown = ", ".join(new[:NAMED_FILES]) + (

@@ -221,7 +221,7 @@ class Run:
                 unpack(
                     manifest,
                     self.store,
-                    scratch.work,
+                    Path(scratch.work),
                     limit_bytes=limits.source_bytes,
                     limit_files=limits.source_files,
                     replace=True,
@@ -238,7 +238,7 @@ class Run:
         while given:
             try:
                 limit_bytes = self.shop.settings.argument_blob_bytes
-                write_given(given, self.shop.results, self.store, scratch.file("given"), limit_bytes)
+                write_given(given, self.shop.results, self.store, Path(scratch.file("given")), limit_bytes)
                 return
             except QueueUnreachable:
                 if self.attempt.stopped.wait(OUTAGE_PAUSE_S):
@@ -262,7 +262,7 @@ class Run:
         process = JobProcess(
             id=f"{self.attempt.id}.{self.attempt.grant.attempt}",
             work=work,
-            cwd=scratch.work,
+            cwd=Path(scratch.work),
             env=self._environment(scratch, needs) | self._temporary(scratch, needs),
             stdout=writers[0],
             stderr=writers[1],
@@ -319,10 +319,10 @@ class Run:
             function=self._part(call.function, scratch, "function"),
             arguments=self._part(call.arguments, scratch, "arguments"),
             python=version_of(call),
-            payload=scratch.file("result"),
+            payload=Path(scratch.file("result")),
             name=call.qualname or "function",
             result_limit_bytes=self.shop.settings.result_bytes,
-            given=scratch.file("given") if call.given else None,
+            given=Path(scratch.file("given")) if call.given else None,
         )
 
     def _part(self, payload: Payload, scratch: Scratch, name: str) -> bytes | Path:
@@ -330,7 +330,7 @@ class Run:
         data = self._bytes(payload)
         if len(data) <= INLINE_BYTES:
             return data
-        path = scratch.file(name)
+        path = Path(scratch.file(name))
         path.write_bytes(data)
         return path
 
@@ -357,8 +357,8 @@ class Run:
             job_id=self.attempt.id,
             attempt=self.attempt.grant.attempt,
             name=self.spec.name,
-            scratch=str(scratch.root),
-            outputs=str(scratch.outputs),
+            scratch=scratch.root,
+            outputs=scratch.outputs,
             share=share,
         )
         submitted = with_queue(self.spec.env, self.shop.queue, self.attempt.grant.owner)
@@ -446,7 +446,7 @@ class Run:
             self.notes.append(f"it was refused new processes: a job has {most} at most (threads count)")
         if self.group_facts.oom_kills and outcome.reason != "oom":
             self.notes.append(f"the kernel killed {self.group_facts.oom_kills} of its processes for memory")
-        if outcome.verdict == "failed" and tells_full_disk(outcome, free_bytes(scratch.root)):
+        if outcome.verdict == "failed" and tells_full_disk(outcome, free_bytes(Path(scratch.root))):
             self.notes.append(f"the worker's disk is full: {scratch.root} has no room, ask for it with disk=")
 
     def _fields(self, scratch: Scratch, job_log: JobLog) -> dict[str, Arg]:

@@ -14,7 +14,6 @@ import stat
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from gpulayer_worker.removing import remove_tree
@@ -22,75 +21,81 @@ from gpulayer_worker.removing import remove_tree
 SPARES = 16
 # A socket's path has 107 bytes, and programs make theirs some levels below their folder for temporary files.
 TEMPORARY_PATH_BYTES = 60
+HAS_ATTRIBUTES = hasattr(os, "listxattr")
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """The folders of one attempt."""
+    """The folders of one attempt, as text: to make a path of each takes longer than to give them to a job."""
 
-    root: Path
+    root: str
 
-    @cached_property
-    def work(self) -> Path:
-        return self.root / "work"
+    @property
+    def work(self) -> str:
+        return f"{self.root}/work"
 
-    @cached_property
-    def outputs(self) -> Path:
-        return self.work / "outputs"
+    @property
+    def outputs(self) -> str:
+        return f"{self.root}/work/outputs"
 
-    @cached_property
-    def home(self) -> Path:
-        return self.root / "home"
+    @property
+    def home(self) -> str:
+        return f"{self.root}/home"
 
-    @cached_property
-    def temporary(self) -> Path:
-        return self.root / "tmp"
+    @property
+    def temporary(self) -> str:
+        return f"{self.root}/tmp"
 
-    def file(self, name: str) -> Path:
-        return self.root / name
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.root)
+
+    def file(self, name: str) -> str:
+        return f"{self.root}/{name}"
 
 
 class Scratches:
     """The scratch folders of one worker, below `base`; threads may share it. `links` is for short names of some."""
 
     def __init__(self, base: Path, links: Path) -> None:
-        self.base = base
+        self.base = str(base)
         self._links = links
         self._linked: set[str] = set()
-        self._spare = base.with_name("spare")
+        self._spare = str(base.with_name("spare"))
         self._numbers = iter(range(1 << 62))
         self._spares: deque[str] = deque()
-        self._modes: dict[str, int] = {}
+        # Mode and owner of each folder.
+        self._as_made: dict[str, tuple[int, int]] = {}
         remove_tree(self._spare)
         remove_tree(self._links)
 
     def make(self, job_id: str, attempt: int) -> Scratch:
         """New and empty: what a former attempt of the same number left is removed first."""
         # A chunk's id holds a slash.
-        scratch = Scratch(self.base / f"{job_id.replace('/', '-')}.{attempt}")
-        if os.path.lexists(scratch.root):
-            remove_tree(scratch.root)
+        scratch = Scratch(f"{self.base}/{job_id.replace('/', '-')}.{attempt}")
         if not self._recycled(scratch.root):
+            if os.path.lexists(scratch.root):
+                remove_tree(scratch.root)
             self._make(scratch)
         return scratch
 
     def make_temporary(self, scratch: Scratch) -> str:
         """The folder for temporary files, by a name that is short enough for sockets in it."""
-        scratch.temporary.mkdir(mode=0o700)
+        os.mkdir(scratch.temporary, mode=0o700)
         if len(os.fsencode(scratch.temporary)) <= TEMPORARY_PATH_BYTES:
-            return str(scratch.temporary)
+            return scratch.temporary
         self._links.mkdir(mode=0o700, parents=True, exist_ok=True)
-        name = scratch.root.name
-        os.symlink(scratch.temporary, self._links / name)
-        self._linked.add(name)
-        return str(self._links / name)
+        link = f"{self._links}/{scratch.name}"
+        os.symlink(scratch.temporary, link)
+        self._linked.add(scratch.root)
+        return link
 
     def give_back(self, scratch: Scratch) -> None:
         """Takes the folder away; nothing of its job may be left when this is called."""
-        if scratch.root.name in self._linked:
-            self._linked.discard(scratch.root.name)
+        if scratch.root in self._linked:
+            self._linked.discard(scratch.root)
             with suppress(OSError):
-                os.unlink(self._links / scratch.root.name)
+                os.unlink(self._links / scratch.name)
         if len(self._spares) < SPARES:
             with suppress(OSError):
                 if self._emptied(scratch):
@@ -98,25 +103,32 @@ class Scratches:
                     return
         remove_tree(scratch.root)
 
-    def _recycled(self, root: Path) -> bool:
-        with suppress(IndexError, OSError):
-            os.rename(self._spares.popleft(), root)
-            return True
-        return False
+    def _recycled(self, root: str) -> bool:
+        """Whether another's folder serves; not where something of that name is there, unless it is an empty folder."""
+        try:
+            spare = self._spares.popleft()
+        except IndexError:
+            return False
+        try:
+            os.rename(spare, root)
+        except OSError:
+            remove_tree(spare)
+            return False
+        return True
 
     def _make(self, scratch: Scratch) -> None:
-        scratch.root.mkdir(mode=0o700, parents=True)
+        os.makedirs(scratch.root, mode=0o700)
         for folder in (scratch.work, scratch.outputs, scratch.home):
-            folder.mkdir()
-        if not self._modes:
-            self._modes = {folder: os.lstat(folder_in(scratch, folder)).st_mode for folder in FOLDERS}
+            os.mkdir(folder)
+        if not self._as_made:
+            self._as_made = {folder: _mode_and_owner(folder_in(scratch, folder)) for folder in FOLDERS}
 
-    def _keep(self, root: Path) -> None:
+    def _keep(self, root: str) -> None:
         spare = f"{self._spare}/{next(self._numbers)}"
         try:
             os.rename(root, spare)
         except FileNotFoundError:
-            self._spare.mkdir(mode=0o700, exist_ok=True)
+            os.makedirs(self._spare, mode=0o700, exist_ok=True)
             os.rename(root, spare)
         self._spares.append(spare)
 
@@ -124,8 +136,7 @@ class Scratches:
         """Whether the folders are as they were given, once the files beside them are removed."""
         for folder, inside in FOLDERS.items():
             path = folder_in(scratch, folder)
-            facts = os.lstat(path)
-            if facts.st_mode != self._modes.get(folder) or facts.st_uid != os.geteuid() or _is_marked(path):
+            if _mode_and_owner(path) != self._as_made.get(folder) or _is_marked(path):
                 return False
             beside = set(os.listdir(path)) - inside
             if beside and not (folder == "" and _unlinked(path, beside)):
@@ -143,7 +154,12 @@ FOLDERS: dict[str, set[str]] = {
 
 
 def folder_in(scratch: Scratch, name: str) -> str:
-    return f"{scratch.root}/{name}" if name else str(scratch.root)
+    return f"{scratch.root}/{name}" if name else scratch.root
+
+
+def _mode_and_owner(path: str) -> tuple[int, int]:
+    facts = os.lstat(path)
+    return facts.st_mode, facts.st_uid
 
 
 def _unlinked(folder: str, names: set[str]) -> bool:
@@ -158,4 +174,4 @@ def _unlinked(folder: str, names: set[str]) -> bool:
 
 def _is_marked(path: str) -> bool:
     """Whether a folder has attributes beyond its mode, such as an access list."""
-    return hasattr(os, "listxattr") and bool(os.listxattr(path, follow_symlinks=False))
+    return HAS_ATTRIBUTES and bool(os.listxattr(path, follow_symlinks=False))

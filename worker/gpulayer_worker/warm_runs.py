@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -105,9 +106,9 @@ class WarmRun(Run):
             function=lambda: self._bytes(call.function),
             items=items,
             python=version_of(call),
-            cwd=scratch.work,
+            cwd=Path(scratch.work),
             env=env,
-            payload=scratch.file("result"),
+            payload=Path(scratch.file("result")),
             stdout=writers[0],
             stderr=writers[1],
             name=call.qualname or "function",
