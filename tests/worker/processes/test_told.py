@@ -62,3 +62,20 @@ def test_the_first_word_counts() -> None:
     told.fail(RuntimeError("late"))
 
     assert told.result() == 1
+
+
+def test_who_waits_a_while_hears_whether_it_was_told() -> None:
+    told: Told[int] = Told()
+    assert not told.waits(0.001)
+
+    threading.Timer(0.01, told.tell, (7,)).start()
+
+    assert told.waits(PATIENCE_S)
+    assert told.waits(0)
+
+
+def test_a_failure_is_told_too() -> None:
+    told: Told[int] = Told()
+    told.fail(RuntimeError("lost"))
+
+    assert told.waits(0)
