@@ -224,7 +224,6 @@ def _capacity(s: Snapshot) -> Iterator[str]:
 def _counters(s: Snapshot) -> Iterator[str]:
     """Counted is what there is (I9)."""
     active = [j for j in s.jobs.values() if j["state"] in ACTIVE]
-    yield from _differ("open", _numbers(s, "open"), dict(Counter(j["queue"] for j in active)))
     yield from _differ("sigjobs", _numbers(s, "sigjobs"), dict(Counter(j["sig"] for j in active)))
     idem = {key: text.split(" ")[0] for key, text in under(s.strings, "idem:")}
     yield from _differ("idem:", idem, {j["idem"]: job for job, j in s.jobs.items() if j.get("idem")})

@@ -87,7 +87,11 @@ class Link:
         What passes (a lost connection, a loading server, a failover) is waited out; any other error is
         raised at once.
         """
-        reply = self.pipeline_idempotent([args], deadline_s=deadline_s)[0]
+        end = time.monotonic() + deadline_s
+        try:
+            return self.call(*args, timeout_s=min(self.socket_timeout_s, deadline_s))
+        except NoAnswer as lost:
+            reply = self._sent_again([args], end, lost)[0]
         if isinstance(reply, GpulayerError):
             raise reply
         return reply
@@ -95,17 +99,23 @@ class Link:
     def pipeline_idempotent(self, commands: Sequence[tuple[Arg, ...]], *, deadline_s: float) -> list[Any]:
         """As `pipeline`, for commands that may all be sent again: what passes is waited out for each of them."""
         end = time.monotonic() + deadline_s
+        try:
+            return _answered(self.pipeline(commands, min(self.socket_timeout_s, deadline_s)))
+        except NoAnswer as lost:
+            return self._sent_again(commands, end, lost)
+
+    def _sent_again(self, commands: Sequence[tuple[Arg, ...]], end: float, lost: NoAnswer) -> list[Any]:
+        """The replies, once they come; at the end of the time the last fault is raised."""
         pause_s = RECONNECT_FIRST_S
-        while True:
-            left_s = end - time.monotonic()
-            try:
-                return _answered(self.pipeline(commands, max(0.001, min(self.socket_timeout_s, left_s))))
-            except NoAnswer:
-                left_s = end - time.monotonic()
-                if self._closed or left_s <= 0:
-                    raise
+        while not self._closed and (left_s := end - time.monotonic()) > 0:
             time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
             pause_s = min(RECONNECT_MOST_S, pause_s * 2)
+            left_s = max(0.001, end - time.monotonic())
+            try:
+                return _answered(self.pipeline(commands, min(self.socket_timeout_s, left_s)))
+            except NoAnswer as error:
+                lost = error
+        raise lost
 
     def close(self) -> None:
         """Close for good; a call that another thread has in flight ends with NoAnswer."""

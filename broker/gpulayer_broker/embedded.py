@@ -239,6 +239,7 @@ appendonly yes
 appendfsync no
 aof-load-truncated yes
 maxmemory-policy noeviction
+latency-tracking no
 hash-max-listpack-entries 128
 hash-max-listpack-value 4096
 enable-debug-command no

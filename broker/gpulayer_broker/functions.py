@@ -43,7 +43,8 @@ class Submission:
     `client` is told when it ends; `digest` is compared under one idempotency key; `after` are jobs that have to end
     first (`after_policy` succeeded or ended); `permit` is `key=limit`, `rate` is `key=limit/window_ms`; `keep_ms` is
     how long its result is kept, 0 for the namespace's own time; calls of one `lane` may be granted together;
-    `timeout_ms` is what ends an attempt, 0 for nothing.
+    `timeout_ms` is what ends an attempt, 0 for nothing; `signed` is a signature of the spec, kept with it and verified by
+    nobody yet.
     """
 
     id: str
@@ -69,9 +70,10 @@ class Submission:
     keep_ms: int = 0
     lane: str = ""
     timeout_ms: int = 0
+    signed: bytes = b""
 
     def block(self) -> tuple[Arg, ...]:
-        """The twenty-three values of a submit block (lua/h_queueing.lua)."""
+        """The twenty-four values of a submit block (lua/h_queueing.lua)."""
         return self._common() + self._rare()
 
     def short_block(self) -> tuple[Arg, ...]:
@@ -109,6 +111,7 @@ class Submission:
             self.rate,
             self.keep_ms,
             self.timeout_ms,
+            self.signed,
         )
 
 

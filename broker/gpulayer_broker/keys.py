@@ -100,7 +100,6 @@ TABLE = (
     KeyKind("deaths:<worker>", "set", "ttl", "jobs whose worker died under them, since its last success"),
     KeyKind("leases", "zset", "waiting", "job → when its attempt counts as lost"),
     KeyKind("delayed", "zset", "waiting", "job → when it is due"),
-    KeyKind("open", "hash", "waiting", "logical queue → jobs that are not final"),
     KeyKind("jobs:<state>", "zset", "job", "job → age, a page at a time"),
     KeyKind("jobs:final", "zset", "job", "job → when it ended: what purge walks"),
     KeyKind(

@@ -8,6 +8,7 @@ labels cannot be judged in Lua.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from gpulayer_broker import capabilities, functions, library, requirements
@@ -266,8 +267,29 @@ class Queue:
         return whole(done) or 0, whole(failed) or 0
 
     def open_jobs(self, logical_queue: str) -> int:
-        """Jobs of a logical queue that are not final: waiting, delayed and in flight."""
-        return whole(self.link.call("HGET", self.keys.named("open"), logical_queue)) or 0
+        """Jobs of a logical queue that are not final: waiting, delayed and in flight.
+
+        A signature belongs to one logical queue, so their counts by signature tell it.
+        """
+        flat = self.link.call("HGETALL", self.keys.named("sigjobs"))
+        if not flat:
+            return 0
+        needs = self.link.call("HMGET", self.keys.named("signatures"), *flat[::2])
+        queues = [_queue_of(raw) for raw in needs]
+        return sum(
+            whole(count) or 0
+            for queue, count in zip(queues, flat[1::2], strict=True)
+            if queue == logical_queue
+        )
+
+
+@lru_cache(maxsize=4096)
+def _queue_of(needs: bytes | None) -> str:
+    """The logical queue of the jobs that need this; the one of GPUlayer's own where nobody can read it."""
+    try:
+        return requirements.decode(needs or b"").queue
+    except GpulayerError:
+        return requirements.DEFAULT_QUEUE
 
 
 def _parsed(calls: Sequence[Call[T]], replies: Sequence[Any]) -> list[T | GpulayerError]:

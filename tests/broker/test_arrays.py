@@ -48,7 +48,7 @@ def test_every_item_is_handed_out_once_and_the_array_ends_when_all_have_outcomes
     assert run_all(hand, worker) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
     assert hand.state(array) == "succeeded"
     assert len(pages(hand, array)) == 5
-    assert hand.link.call("HGET", hand.key("open"), "gpulayer") is None
+    assert hand.link.call("HGET", hand.key("sigjobs"), CPU) is None
 
 
 def test_a_range_is_worth_about_twenty_milliseconds(hand: Hand, worker: Machine) -> None:

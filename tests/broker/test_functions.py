@@ -27,7 +27,7 @@ def test_a_submitted_job_is_queued_and_counted(hand: Hand) -> None:
     job = hand.submit(CPU, name="first")
 
     assert (hand.state(job), hand.get(job, "phase"), hand.get(job, "name")) == ("queued", "ready", "first")
-    assert hand.link.call("HGET", hand.key("open"), "gpulayer") == b"1"
+    assert hand.link.call("HGET", hand.key("sigjobs"), CPU) == b"1"
 
 
 def test_an_unknown_signature_is_asked_to_be_introduced_and_changes_nothing(hand: Hand) -> None:

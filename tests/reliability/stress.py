@@ -325,7 +325,7 @@ class Stress:
         held = [n for n in names if n.startswith(holders)]
         return [
             f"{name} is still there"
-            for name in [*held, *({"leases", "owners", "open", "delayed"} & set(names))]
+            for name in [*held, *({"leases", "owners", "sigjobs", "delayed"} & set(names))]
         ]
 
     def _all_at_work(self) -> bool:

@@ -36,7 +36,6 @@ def test_after_kills_and_retention_nothing_of_jobs_and_workers_is_left(place: Pl
     assert not [n for n in left if n.startswith(("held:", "device:", "running:", "idle:", "watchers:"))]
     assert not left & {
         "owners",
-        "open",
         "sigjobs",
         "leases",
         "delayed",

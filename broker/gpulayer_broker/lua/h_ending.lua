@@ -120,7 +120,6 @@ function H.finish(P, j, state, reason, fields, now)
 end
 
 function H.leave_queue(P, j, now)
-  H.count(P .. 'open', j.queue, -1)
   if H.count(P .. 'sigjobs', j.sig, -1) <= 0 then redis.call('ZADD', P .. 'idlesigs', now, j.sig) end
 end
 

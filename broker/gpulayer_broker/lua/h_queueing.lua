@@ -1,21 +1,22 @@
--- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is twenty-three values:
+-- Shared: how a job enters the queue. A submit block, as `submit` and a commit's outbox carry it, is twenty-four values:
 -- id, sig, owner, prio, queue, client, kind, name, options, spec, lane (h_rides.lua; '' for none), and what few jobs have: delay_ms,
 -- prepare, on_outage, idem, digest, count (calls that an array stands for, 0 for a plain job), after (ids, comma between), policy
 -- ('succeeded' or 'ended'), permit (`key=limit`), rate (`key=limit/window_ms`), keep_ms (how long its result is kept, 0 for the
--- namespace's own time), timeout_ms (that ends an attempt, 0 for none). A call that ends with its block may leave these twelve out.
+-- namespace's own time), timeout_ms (that ends an attempt, 0 for none), signed (a signature of the spec, '' for none). A call that
+-- ends with its block may leave these thirteen out.
 
-H.BLOCK = 23
+H.BLOCK = 24
 
 function H.block(A, i)
   local b = {id = A[i], sig = A[i + 1], owner = A[i + 2], prio = A[i + 3], queue = A[i + 4], client = A[i + 5], kind = A[i + 6],
              name = A[i + 7], options = A[i + 8], spec = A[i + 9], lane = A[i + 10], delay = 0, prepare = '0', on_outage = '',
-             idem = '', digest = '', count = 0, after = '', policy = '', permit = '', rate = '', keep = 0, timeout = 0}
+             idem = '', digest = '', count = 0, after = '', policy = '', permit = '', rate = '', keep = 0, timeout = 0, signed = ''}
   b.is_plain = not A[i + 11]
   if b.is_plain then return b end
   b.delay, b.prepare, b.on_outage, b.digest = tonumber(A[i + 11]), A[i + 12], A[i + 13], A[i + 15]
   if A[i + 14] ~= '' then b.idem = b.owner .. '/' .. A[i + 14] end
   b.count, b.after, b.policy, b.permit, b.rate = tonumber(A[i + 16]), A[i + 17], A[i + 18], A[i + 19], A[i + 20]
-  b.keep, b.timeout = tonumber(A[i + 21]), tonumber(A[i + 22])
+  b.keep, b.timeout, b.signed = tonumber(A[i + 21]), tonumber(A[i + 22]), A[i + 23]
   return b
 end
 
@@ -95,6 +96,7 @@ local function rare_fields(b, g)
   if b.count > 0 then add('count', b.count) end
   if b.keep > 0 then add('keep_ms', b.keep) end
   if b.timeout > 0 then add('timeout_ms', b.timeout) end
+  if b.signed ~= '' then add('signed', b.signed) end
   if b.on_outage ~= '' then add('on_outage', b.on_outage) end
   if b.idem ~= '' then add('idem', b.idem) end
   if b.after ~= '' then add('after', b.after); add('policy', b.policy); add('waits', #g.open) end
@@ -103,18 +105,25 @@ local function rare_fields(b, g)
   return r
 end
 
+-- what a plain job may have or not: a field that would say nothing is not there
+local function frequent_fields(b)
+  local r = {}
+  if b.client ~= '' then r[1], r[2] = 'client', b.client end
+  if b.lane ~= '' then r[#r + 1] = 'lane'; r[#r + 1] = b.lane end
+  if b.options ~= '' then r[#r + 1] = 'options'; r[#r + 1] = b.options end
+  return unpack(r)
+end
+
 local function write_record(P, b, g, seq, phase, entry, queued_ms, now)
   redis.call('HSET', H.job(P, b.id), 'state', 'queued', 'seq', seq, 'sig', b.sig, 'owner', b.owner, 'prio', b.prio, 'queue', b.queue,
-             'attempt', '0', 'kind', b.kind, 'client', b.client, 'entry', entry, 'phase', phase, 'queued_ms', queued_ms,
-             'created_ms', now, 'name', b.name, 'options', b.options, 'spec', b.spec, 'signed', '',
-             unpack(b.lane ~= '' and {'lane', b.lane} or {}))
+             'attempt', '0', 'kind', b.kind, 'entry', entry, 'phase', phase, 'queued_ms', queued_ms, 'created_ms', now, 'name', b.name,
+             'spec', b.spec, frequent_fields(b))
   local rare = not b.is_plain and rare_fields(b, g)
   if rare and #rare > 0 then redis.call('HSET', H.job(P, b.id), unpack(rare)) end
 end
 
 local function enter_counts(P, b, seq)
   H.place(P .. 'jobs:queued', b.id, seq)
-  H.count(P .. 'open', b.queue, 1)
   if H.count(P .. 'sigjobs', b.sig, 1) == 1 then redis.call('ZREM', P .. 'idlesigs', b.sig) end
   if b.idem ~= '' then redis.call('SET', P .. 'idem:' .. b.idem, b.id .. ' ' .. b.digest) end
 end
