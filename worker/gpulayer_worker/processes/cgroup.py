@@ -71,36 +71,35 @@ class Group:
         self.folders = tuple(dict.fromkeys(ordered))
         # Version 2 has no peak of memory that every reader sees begin anew.
         self._is_renewable = "pids" in folders and "unified" not in folders and not self._memory_v2
-        self._as_made = self._settings() if self._is_renewable else {}
+        self._as_made = self._files.read(_SETTINGS) if self._is_renewable else []
 
     def limit(self, memory_bytes: int) -> None:
         """From now on the group has no more memory than that, swap included."""
-        names = ("memory.max", "memory.swap.max") if self._memory_v2 else _V1_LIMITS
+        limit, with_swap = _V2_LIMITS if self._memory_v2 else _V1_LIMITS
         try:
-            self._files.write("memory", names[0], memory_bytes)
+            self._files.write(limit, memory_bytes)
         except FileNotFoundError:
             return  # nothing here bounds memory
         # Without swap accounting there is no second file, and no second limit either.
         with contextlib.suppress(OSError):
-            self._files.write("memory", names[1], 0 if self._memory_v2 else memory_bytes)
+            self._files.write(with_swap, 0 if self._memory_v2 else memory_bytes)
         self.limit_bytes = memory_bytes
 
     def facts(self) -> GroupFacts:
         """What it has used so far."""
-        peak, kills = ("memory.peak", "memory.events") if self._memory_v2 else _V1_FACTS
-        read = self._files.read
+        peak, kills, refused, used_ns = self._files.read(_V2_FACTS if self._memory_v2 else _V1_FACTS)
         return GroupFacts(
-            peak_bytes=number(read("memory", peak)),
-            cpu_s=self._cpu_s(),
-            oom_kills=fields(read("memory", kills)).get("oom_kill", 0),
-            forks_refused=fields(read("pids", "pids.events")).get("max", 0),
+            peak_bytes=number(peak),
+            cpu_s=self._cpu_s(number(used_ns)),
+            oom_kills=fields(kills).get("oom_kill", 0),
+            forks_refused=fields(refused).get("max", 0),
         )
 
-    def _cpu_s(self) -> float | None:
-        used_ns = number(self._files.read("cpuacct", "cpuacct.usage"))
+    def _cpu_s(self, used_ns: int | None) -> float | None:
         if used_ns is not None:
             return used_ns / 1e9
-        used_us = fields(self._files.read("unified", "cpu.stat")).get("usage_usec")
+        [told] = self._files.read([("unified", "cpu.stat")])
+        used_us = fields(told).get("usage_usec")
         return None if used_us is None else used_us / 1e6
 
     def renew(self) -> bool:
@@ -116,20 +115,18 @@ class Group:
 
     def _renewed(self) -> bool:
         if self.limit_bytes:
-            for name in reversed(_V1_LIMITS):
+            for file in reversed(_V1_LIMITS):
                 with contextlib.suppress(FileNotFoundError):
-                    self._files.write("memory", name, NO_LIMIT)
+                    self._files.write(file, NO_LIMIT)
             self.limit_bytes = 0
-        if self._settings() != self._as_made or self._files.has_groups_below():
+        if self._files.read(_SETTINGS) != self._as_made or self._files.has_groups_below():
             return False
-        for kind, name in _COUNTERS:
+        for file in (_PEAK, _USED):
             with contextlib.suppress(FileNotFoundError):
-                self._files.write(kind, name, 0)
+                self._files.write(file, 0)
         # A peak that begins anew begins with what is there.
-        return (number(self._files.read("memory", _V1_FACTS[0])) or 0) <= LEFT_BYTES
-
-    def _settings(self) -> dict[tuple[str, str], bytes | None]:
-        return {(kind, name): self._files.read(kind, name) for kind, name in _SETTINGS}
+        [peak] = self._files.read([_PEAK])
+        return (number(peak) or 0) <= LEFT_BYTES
 
     def remove(self) -> None:
         """Ends what is left in it and removes its folders; gives up, and says so, where the kernel keeps one."""
@@ -142,19 +139,28 @@ class Group:
         self._files.close()
 
 
-_V1_LIMITS = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
-_V1_FACTS = ("memory.max_usage_in_bytes", "memory.oom_control")
-# Of version 1: what tells a group that is as it was made, and what it has counted.
+_PEAK, _USED, _REFUSED = (
+    ("memory", "memory.max_usage_in_bytes"),
+    ("cpuacct", "cpuacct.usage"),
+    ("pids", "pids.events"),
+)
+_V1_KILLS = ("memory", "memory.oom_control")
+_V1_LIMITS = (("memory", "memory.limit_in_bytes"), ("memory", "memory.memsw.limit_in_bytes"))
+_V2_LIMITS = (("memory", "memory.max"), ("memory", "memory.swap.max"))
+_V1_FACTS = (_PEAK, _V1_KILLS, _REFUSED, _USED)
+_V2_FACTS = (("memory", "memory.peak"), ("memory", "memory.events"), _REFUSED, _USED)
+# Of version 1: what tells a group that is as it was made.
 _SETTINGS = (
     ("pids", "pids.current"),
-    *((kind, cgroups.PROCESSES) for kind in ("memory", "cpuacct")),
+    ("memory", cgroups.PROCESSES),
+    ("cpuacct", cgroups.PROCESSES),
     ("pids", cgroups.MOST_PROCESSES),
-    ("pids", "pids.events"),
-    *(("memory", name) for name in (*_V1_LIMITS, "memory.soft_limit_in_bytes")),
+    _REFUSED,
+    *_V1_LIMITS,
+    ("memory", "memory.soft_limit_in_bytes"),
     ("memory", "memory.swappiness"),
-    ("memory", "memory.oom_control"),
+    _V1_KILLS,
 )
-_COUNTERS = (("memory", "memory.max_usage_in_bytes"), ("cpuacct", "cpuacct.usage"))
 
 
 class Groups:

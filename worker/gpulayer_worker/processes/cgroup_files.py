@@ -6,12 +6,16 @@ what cannot be written is an OSError, and after `close` nothing is there. Safe b
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from gpulayer_worker.runner import cgroups
+
+File = tuple[str, str]
 
 READ_BYTES = 4096
 LINKS_OF_ONE = 2
@@ -39,82 +43,81 @@ class Room:
 
 
 class GroupFiles:
-    """`folders` are the group's own, one for each kind."""
+    """`folders` are the group's own, one for each kind; a file is named by its kind and its name."""
 
     def __init__(self, folders: Mapping[str, str], room: Room) -> None:
         self._folders = folders
         self._room = room
-        self._open: dict[tuple[str, str, int], int] = {}
+        self._readers: dict[File, int] = {}
+        self._writers: dict[File, int] = {}
         self._closed = False
         self._lock = threading.Lock()
         self._keeps_open = room.take()
 
-    def read(self, kind: str, name: str) -> bytes | None:
-        """What stands in the file of this kind's folder."""
+    def read(self, files: Sequence[File]) -> list[bytes | None]:
+        """What stands in each of them."""
         with self._lock:
-            try:
-                descriptor = self._descriptor(kind, name, os.O_RDONLY)
-            except OSError:
-                return None
-            try:
-                return os.pread(descriptor, READ_BYTES, 0)
-            except OSError:
-                return None
-            finally:
-                self._used(name, descriptor)
+            return [self._text(file) for file in files]
 
-    def write(self, kind: str, name: str, value: int | str) -> None:
+    def write(self, file: File, value: int | str) -> None:
         """Writes one value."""
-        with self._lock:
-            descriptor = self._descriptor(kind, name, os.O_WRONLY)
-            try:
-                os.pwrite(descriptor, str(value).encode(), 0)
-            finally:
-                self._used(name, descriptor)
+        with self._lock, self._opened(file, os.O_WRONLY, self._writers) as descriptor:
+            os.pwrite(descriptor, str(value).encode(), 0)
 
     def has_groups_below(self) -> bool:
         """Whether somebody has made a group in one of its folders."""
         with self._lock:
-            return any(self._links(kind) > LINKS_OF_ONE for kind in self._folders)
-
-    def _links(self, kind: str) -> int:
-        descriptor = self._descriptor(kind, ".", os.O_RDONLY)
-        try:
-            return os.fstat(descriptor).st_nlink
-        finally:
-            self._used(".", descriptor)
+            return any(self._links((kind, ".")) > LINKS_OF_ONE for kind in self._folders)
 
     def close(self) -> None:
         with self._lock:
             if self._keeps_open and not self._closed:
                 self._room.give_back()
             self._closed = True
-            while self._open:
-                os.close(self._open.popitem()[1])
+            for kept in (self._readers, self._writers):
+                while kept:
+                    os.close(kept.popitem()[1])
 
     def __del__(self) -> None:
         self.close()  # a group that nobody gave back keeps no file
 
-    def _descriptor(self, kind: str, name: str, mode: int) -> int:
-        key = (kind, name, mode)
-        if key in self._open:
-            return self._open[key]
+    def _text(self, file: File) -> bytes | None:
+        try:
+            if file in self._readers:
+                return os.pread(self._readers[file], READ_BYTES, 0)
+            with self._opened(file, os.O_RDONLY, self._readers) as descriptor:
+                return os.pread(descriptor, READ_BYTES, 0)
+        except OSError:
+            return None
+
+    def _links(self, folder: File) -> int:
+        if folder in self._readers:
+            return os.fstat(self._readers[folder]).st_nlink
+        with self._opened(folder, os.O_RDONLY, self._readers) as descriptor:
+            return os.fstat(descriptor).st_nlink
+
+    @contextlib.contextmanager
+    def _opened(self, file: File, mode: int, kept: dict[File, int]) -> Iterator[int]:
+        """For one use, or for all where it is to be kept open."""
+        if file in kept:
+            yield kept[file]
+            return
+        kind, name = file
         if self._closed or kind not in self._folders:
             raise FileNotFoundError(name)
         descriptor = os.open(f"{self._folders[kind]}/{name}", mode | os.O_CLOEXEC)
-        if self._keeps(name):
-            self._open[key] = descriptor
-        return descriptor
-
-    def _used(self, name: str, descriptor: int) -> None:
-        if not self._keeps(name):
+        if self._keeps_open and name != READ_ANEW:
+            kept[file] = descriptor
+            yield descriptor
+            return
+        try:
+            yield descriptor
+        finally:
             os.close(descriptor)
 
-    def _keeps(self, name: str) -> bool:
-        return self._keeps_open and name != READ_ANEW
 
-
-def fields(text: bytes | None) -> dict[str, int]:
+@lru_cache(maxsize=64)
+def fields(text: bytes | None) -> Mapping[str, int]:
     """The numbers of a file that has one with its name on each line."""
     pairs = (line.split() for line in (text or b"").splitlines())
     return {pair[0].decode(): int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
