@@ -7,6 +7,7 @@ after it: by then the line is as it was asked for.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -49,6 +50,17 @@ class Line(Bench):
     def begins(self, name: str, after: JobHandle, **options: Any) -> JobHandle:
         """Lines one up that makes a file of this name; it fails where the first one cannot have ended yet."""
         return self.shell(f"touch {name}; [ -e go ]", after=after.id, **options)
+
+    @contextmanager
+    def ending_meanwhile(self, handle: JobHandle) -> Iterator[None]:
+        """What is asked for in here, the fork server hears at the moment at which it hears of this job's end."""
+        os.kill(self.server.pid, signal.SIGSTOP)
+        try:
+            os.kill(handle.started.result(0), signal.SIGKILL)
+            wait_gone(handle.started.result(0))
+            yield
+        finally:
+            os.kill(self.server.pid, signal.SIGCONT)
 
     def running(self) -> set[str]:
         """What has begun and is not gone."""
@@ -182,6 +194,32 @@ def test_one_that_has_not_begun_is_dropped(line: Line, drop: Callable[[JobHandle
     assert code_of(first) == 0
     assert line.running() == set()
     assert not (line.folder / "second").exists()
+
+
+def test_one_whose_turn_has_just_come_can_still_be_dropped(line: Line) -> None:
+    first = line.first("exec sleep 1000")
+    second = line.begins("second", first)
+    line.server.stats()
+
+    with line.ending_meanwhile(first):
+        second.recall()
+
+    assert second.wait(PATIENCE_S).refused == "ended before it began"
+    assert not (line.folder / "second").exists()
+
+
+def test_whoever_comes_when_the_turn_has_come_waits(line: Line) -> None:
+    first = line.first("exec sleep 1000")
+    second = line.shell(UNTIL_GO, after=first.id)
+    line.server.stats()
+
+    with line.ending_meanwhile(first):
+        third = line.begins("third", second)
+
+    second.started.result(PATIENCE_S)
+    assert line.running() == {second.id}
+    line.go()
+    assert code_of(third) == 0
 
 
 def test_a_recall_does_nothing_to_one_that_runs(line: Line) -> None:

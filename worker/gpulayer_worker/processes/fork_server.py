@@ -289,10 +289,9 @@ class ForkServer:
 
     def _ended(self, event: dict[str, Any]) -> HandedOver:
         """Whose end this is; of one that has ended soon it is the first that is heard."""
-        running = self._running[event["id"]]
         if "pid" in event:
-            running.handle.started.tell(event["pid"])
-        return running
+            return self._event_started(event)
+        return self._running[event["id"]]
 
     def _event_expired(self, event: dict[str, Any]) -> None:
         self._running[event["id"]].expired = True
