@@ -41,6 +41,7 @@ def main(argv: list[str]) -> int:
     load_package()
     if len(argv) >= 3 and argv[1] == "serve":
         sys.path.extend(argv[3:])
+        module("room").make(argv[3:])
         return int(module("server").serve(int(argv[2])))
     if len(argv) == 4 and argv[1] == "call":
         module("call").call_and_exit(argv[2], int(argv[3]))
