@@ -23,7 +23,7 @@ from gpulayer_worker.runner import cgroups, wire
 from . import ending
 from .handed_over import HandedOver
 from .job import Ending, Exit, JobHandle, JobProcess, Usage
-from .outbox import Outbox
+from .outbox import Outbox, parsed
 from .pipes import Pipe
 from .watchdog import LOOK_EVERY_S, Watchdog, continue_stopped
 
@@ -173,7 +173,7 @@ class ForkServer:
                 process_group=0,
             )
         self._link = ours
-        self._decoder = wire.Decoder()
+        self._decoder = wire.Decoder(parsed)
         self._selector = selectors.DefaultSelector()
         self._outbox = Outbox(ours, self._selector)
         self._selector.register(ours, selectors.EVENT_READ, self._read_link)

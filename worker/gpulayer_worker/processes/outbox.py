@@ -94,3 +94,12 @@ def _encoded(message: dict[str, Any], blobs: Sequence[bytes]) -> bytes:
     except orjson.JSONEncodeError:
         # File names of any bytes, which it does not take.
         return wire.encode(message, blobs)
+
+
+def parsed(data: bytes) -> Any:
+    """What a fork server has encoded."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        # The same, the other way round.
+        return wire.from_json(data)

@@ -11,8 +11,9 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from typing import Any
 
-from gpulayer_worker.runner.report import LENGTH
+from gpulayer_worker.runner.report import LENGTH, PLAIN
 
 from .job import Report
 
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 64 * 1024
 MAX_FRAME_BYTES = 1024 * 1024
 MAX_LINE_BYTES = 4096
+PLAIN_BEFORE, PLAIN_AFTER = PLAIN.split(b"%d")
 
 
 class Pipe:
@@ -68,7 +70,7 @@ class ReportPipe(Pipe):
 
     def __init__(self) -> None:
         super().__init__()
-        self._data = bytearray()
+        self._data = b""
 
     def feed(self, data: bytes) -> None:
         """Keeps the bytes, up to the size that a frame may have."""
@@ -78,17 +80,16 @@ class ReportPipe(Pipe):
         """The report; None while it is not whole, or when it is none."""
         if len(self._data) < LENGTH.size:
             return None
-        (size,) = LENGTH.unpack_from(self._data)
-        body = bytes(self._data[LENGTH.size :])
-        if len(body) < size:
+        end = LENGTH.size + LENGTH.unpack_from(self._data)[0]
+        if len(self._data) < end:
             return None
         try:
-            header = json.loads(body[:size])
-        except ValueError:
+            header = parsed_header(self._data[LENGTH.size : end])
+        except (ValueError, RecursionError):
             return None
         if not isinstance(header, dict):
             return None
-        payload = body[size:]
+        payload = self._data[end:]
         whole = header.get("file") or "size" not in header or len(payload) == header["size"]
         return Report(header, payload) if whole else None
 
@@ -118,6 +119,15 @@ class ProgressPipe(Pipe):
         except Exception:
             # It runs in the thread that watches over all jobs, which must go on.
             log.exception("a callback for progress failed")
+
+
+def parsed_header(text: bytes) -> Any:
+    """The header of a report. The commonest needs no decoder."""
+    if text.startswith(PLAIN_BEFORE) and text.endswith(PLAIN_AFTER):
+        size = text[len(PLAIN_BEFORE) : -len(PLAIN_AFTER)]
+        if size.isdigit():
+            return {"ok": True, "kind": "json", "size": int(size), "file": None}
+    return json.loads(text)
 
 
 def parsed_progress(line: bytes) -> dict[str, float] | None:

@@ -34,6 +34,14 @@ def _to_json(message: dict[str, Any]) -> bytes:
     return _to_text(message).encode("utf-8", "surrogatepass")
 
 
+def from_json(data: bytes) -> Any:
+    """What the other side has encoded."""
+    try:
+        return _from_text(data.decode("utf-8", "surrogatepass"), 0)[0]
+    except StopIteration:
+        raise BrokenWire("a message is not JSON") from None
+
+
 # A text as JSON; what is made of these by hand needs no encoder, which is much for a message of three fields.
 quoted = json.encoder.encode_basestring_ascii
 
@@ -91,51 +99,66 @@ def receive(link: socket.socket) -> tuple[bytes, list[int]] | None:
 
 
 class Decoder:
-    """Turns received bytes and descriptors back into messages."""
+    """Turns received bytes and descriptors back into messages; `parsed` is for a side that has a quicker way."""
 
-    def __init__(self) -> None:
-        self._data = bytearray()
+    def __init__(self, parsed: Callable[[bytes], Any] = from_json) -> None:
+        self._parsed = parsed
+        # What came of a message that is not whole, and how many bytes it takes at least to go on.
+        self._parts: list[bytes] = []
+        self._missing_bytes = 0
         self._descriptors: deque[int] = deque()
 
     def feed(self, data: bytes, descriptors: Sequence[int]) -> Iterator[tuple[dict[str, Any], list[int]]]:
         """Every message that is whole now with the descriptors that came with it; `blobs` are its bytes."""
-        self._data += data
         self._descriptors.extend(descriptors)
-        while True:
-            message = self._next()
-            if message is None:
+        self._missing_bytes -= len(data)
+        if self._parts:
+            self._parts.append(data)
+            if self._missing_bytes > 0:
                 return
-            count = int(message.get("descriptors", 0))
-            if count > len(self._descriptors):
-                raise BrokenWire(f"a message names {count} descriptors that did not come")
-            yield message, [self._descriptors.popleft() for _ in range(count)]
+            data = b"".join(self._parts)
+        start, size = 0, len(data)
+        while True:
+            message, end = self._next(data, start, size)
+            if message is None:
+                break
+            start = end
+            yield message, self._descriptors_of(message)
+        self._parts = [data[start:]] if start < size else []
+        self._missing_bytes = end - size
 
-    def _next(self) -> dict[str, Any] | None:
-        if len(self._data) < LENGTH.size:
-            return None
-        (size,) = LENGTH.unpack_from(self._data)
-        if size > MAX_MESSAGE_BYTES:
-            raise BrokenWire(f"a message of {size} bytes is over the limit of {MAX_MESSAGE_BYTES}")
-        end = LENGTH.size + size
-        if len(self._data) < end:
-            return None
-        try:
-            message, _ = _from_text(self._data[LENGTH.size : end].decode("utf-8", "surrogatepass"), 0)
-        except StopIteration:
-            raise BrokenWire("a message is not JSON") from None
+    def _descriptors_of(self, message: dict[str, Any]) -> list[int]:
+        count = message.get("descriptors", 0)
+        if count > len(self._descriptors):
+            raise BrokenWire(f"a message names {count} descriptors that did not come")
+        return [self._descriptors.popleft() for _ in range(count)] if count else []
+
+    def _next(self, data: bytes, start: int, size: int) -> tuple[dict[str, Any] | None, int]:
+        """The message at `start`, None where it is not whole; and where it ends, as far as that is known."""
+        body = start + LENGTH.size
+        if size < body:
+            return None, body
+        (length,) = LENGTH.unpack_from(data, start)
+        if length > MAX_MESSAGE_BYTES:
+            raise BrokenWire(f"a message of {length} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+        end = body + length
+        if size < end:
+            return None, end
+        message = self._parsed(data[body:end])
         if not isinstance(message, dict):
             raise BrokenWire("a message is not an object")
         if "blobs" in message:
-            start, end = end, end + sum(message["blobs"])
-            if len(self._data) < end:
-                return None
-            message["blobs"] = self._cut(start, message["blobs"])
-        del self._data[:end]
-        return message
+            sizes = message["blobs"]
+            blobs, end = end, end + sum(sizes)
+            if size < end:
+                return None, end
+            message["blobs"] = _cut(data, blobs, sizes)
+        return message, end
 
-    def _cut(self, start: int, sizes: Sequence[int]) -> list[bytes]:
-        blobs = []
-        for size in sizes:
-            blobs.append(bytes(self._data[start : start + size]))
-            start += size
-        return blobs
+
+def _cut(data: bytes, start: int, sizes: Sequence[int]) -> list[bytes]:
+    blobs = []
+    for size in sizes:
+        blobs.append(data[start : start + size])
+        start += size
+    return blobs
