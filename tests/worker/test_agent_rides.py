@@ -8,44 +8,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from gpulayer_broker import functions
-from gpulayer_broker.spec import Payload, Spec, lane_of
 from tests.support import PATIENCE_S, wait_until
 from tests.workers import Desk
 
 from .conftest import Hire
+from .lines import COUNT, Line
 from .processes.bench import is_gone
-
-COUNT, RIDE = 80, 10  # so many calls in line make a ride of so many
-
-
-class Line:
-    """Calls of one function in line before any worker is there, of a lane that is known as quick and quiet."""
-
-    def __init__(self, desk: Desk, function: Callable[[int], Any], **fields: Any) -> None:
-        self.desk = desk
-        self.spec: Spec = desk.function_spec(function, 0, isolation="warm", **fields)
-        self.lane = lane_of(self.spec)
-        desk.link.call("SET", f"{desk.queue.keys.root}lane:{self.lane}", "1000", "PX", 600_000)
-        self.jobs = [self.submit(number) for number in range(COUNT)]
-
-    def submit(self, number: int) -> str:
-        assert self.spec.call is not None
-        call = replace(self.spec.call, arguments=Payload(cloudpickle.dumps(((number,), {}))))
-        return self.desk.submit(replace(self.spec, call=call), lane=self.lane)
-
-    def states(self) -> set[str]:
-        return {self.desk.final(job).state for job in self.jobs}
-
-    def values(self) -> list[Any]:
-        return [self.desk.value(self.desk.final(job).id) for job in self.jobs]
 
 
 def calls_made(desk: Desk) -> int:
@@ -260,14 +234,13 @@ def test_single_calls_tell_what_their_lane_takes(
     desk: Desk, hire: Hire, function: Callable[[int], Any]
 ) -> None:
     line = Line(desk, function)
-    key = f"{desk.queue.keys.root}lane:{line.lane}"
-    desk.link.call("DEL", key)
+    desk.link.call("DEL", line.key)
     for job in line.jobs[1:]:
         desk.queue.run(functions.cancel(job))
     hire(slots=1)
 
     assert desk.final(line.jobs[0]).state == "succeeded"
-    known = desk.link.call("GET", key)
+    known = desk.link.call("GET", line.key)
     assert known == b"-" if function is print else float(known) < 60e6
 
 

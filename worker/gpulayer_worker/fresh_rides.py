@@ -2,23 +2,28 @@
 
 Nothing is shared but the slot. What is spared is the way to the queue and back between two calls, and, where there is a
 fork server, the way to the worker: the next call is prepared while one runs, and begins when nothing of that is left. A
-call that takes its time keeps nobody: those behind it go back to the queue.
+call that takes its time keeps nobody: those behind it go back to the queue. A fault of one call's run is that call's.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 from gpulayer_broker import spec as specs
 from gpulayer_broker.attempts import Attempt
 from gpulayer_broker.consumer import Outcome
-from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.requirements import Requirements
-from gpulayer_broker.spec import Spec
+from gpulayer_broker.spec import Payload, Spec
+from gpulayer_worker.lanes import without_arguments
 from gpulayer_worker.outcomes import failed
 from gpulayer_worker.processes.job import Ending, JobHandle
-from gpulayer_worker.running import Run, Workshop, spec_of
+from gpulayer_worker.running import Run, Workshop
 from gpulayer_worker.scratch import Scratch
 from gpulayer_worker.tally import Tally, Teller, told_alone
 
@@ -28,6 +33,9 @@ log = logging.getLogger("gpulayer")
 TELL_EVERY_S = 0.02
 PAUSE_S = 0.05
 RECALL_S = 5.0
+LOOK_EVERY_S = 1.0
+NOT_HERE = Outcome("released", "returned")
+LOST = Outcome("released", "lost")
 
 
 class SingleFresh(Run):
@@ -49,20 +57,40 @@ class _Passenger(Run):
         self.handle = super()._start(scratch, needs, writers)
         return self.handle
 
-    def recall(self) -> bool:
-        """Takes it back, if it has not begun; whether that is so."""
+    def recall(self) -> None:
+        """Takes it back, if it has not begun."""
         self.is_recalled = True
         self.handle.recall()
-        return self.handle.gone.waits(RECALL_S) and self.handle.gone.result().exit is None
+
+    def is_back(self) -> bool:
+        """Whether it was taken back, or has not begun for another reason, and will not."""
+        # One that has begun after all is not waited for.
+        try:
+            self.handle.started.result(RECALL_S)
+            return False
+        except TimeoutError:
+            return False
+        except RuntimeError:
+            return self.handle.gone.waits(RECALL_S)
+
+    def runs_on(self, seconds: float) -> bool:
+        """Whether it still runs after so long, or when its own time is over."""
+        return not self.handle.gone.waits(min(seconds, self.left_s()))
+
+    def left_s(self) -> float:
+        """What is left of its own time."""
+        if self.spec.timeout_s is None:
+            return math.inf
+        return max(0.0, self.started_s + self.spec.timeout_s - time.monotonic())
 
     def break_off(self) -> None:
-        """Ends it, whose outcome nobody will hear of."""
-        self.handle.kill()
-        self.end()
+        """Waits for its end, of which nobody will hear."""
+        self.handle.wait()
+        self._left.close()
 
     def _judge(self, ending: Ending) -> Outcome:
-        if self.is_recalled and ending.refused is not None:
-            return Outcome("released", "returned")
+        if self.is_recalled and ending.refused is not None and not self.attempt.stopped.is_set():
+            return NOT_HERE
         return super()._judge(ending)
 
 
@@ -71,9 +99,10 @@ class FreshRide:
 
     def __init__(self, shop: Workshop, attempt: Attempt, spec: Spec, teller: Teller) -> None:
         self.shop, self.spec = shop, spec
-        self.teller, self.tally = teller, Tally(teller, TELL_EVERY_S)
+        self.tally = Tally(teller, TELL_EVERY_S)
         self.everybody = (attempt, *attempt.riders)
         self.waiting = list(self.everybody)
+        # The one that runs, and at most one that begins when it is gone.
         self.begun: list[_Passenger] = []
         self.free_s = time.monotonic()
 
@@ -85,6 +114,8 @@ class FreshRide:
             log.exception("a ride broke off")
         finally:
             for run in self.begun:
+                run.handle.kill()
+            for run in self.begun:
                 run.break_off()
         return self.tally.outcome(self.everybody)
 
@@ -93,9 +124,12 @@ class FreshRide:
             if self.shop.pool.can_line_up:
                 self._begin()
             self.tally.tell_some()
-            if not self.begun[0].handle.gone.waits(PAUSE_S):
+            if self.begun[0].runs_on(PAUSE_S):
                 self._let_go()
+                self._stay()
             self._end()
+
+    # --- before ---
 
     def _begin(self) -> bool:
         """Starts the next call that can be, after the one that runs; whether there was one."""
@@ -106,39 +140,83 @@ class FreshRide:
         return False
 
     def _start(self, attempt: Attempt) -> bool:
-        try:
-            spec = self.spec if attempt is self.everybody[0] else spec_of(specs.job_of(attempt.grant.spec))
-        except (GpulayerError, KeyError, TypeError) as error:
-            self.tally.add(attempt, failed("undecodable", type(error).__name__, str(error)), None)
-            return False
-        run = _Passenger(self.shop, attempt, spec)
-        run.after = self.begun[0].handle.id if self.begun else ""
-        early = run.begin()
+        spec = self._spec(attempt)
+        early = self._started(attempt, spec) if isinstance(spec, Spec) else spec
         if early is not None:
             self.tally.add(attempt, early, None)
-            return False
-        self.begun.append(run)
-        return True
+        return early is None
+
+    def _spec(self, attempt: Attempt) -> Spec | Outcome:
+        """What the first is but for its arguments; what is another has no place here and goes back."""
+        if attempt is self.everybody[0]:
+            return self.spec
+        if self.spec.call is None:
+            return NOT_HERE
+        try:
+            raw = specs.job_of(attempt.grant.spec)
+            if without_arguments(raw) != self._first:
+                return NOT_HERE
+            arguments = Payload.decode(raw["call"]["arguments"])
+        except Exception as error:  # noqa: BLE001 - a decoder meets any bytes and may raise anything
+            return failed("undecodable", type(error).__name__, str(error))
+        return replace(self.spec, call=replace(self.spec.call, arguments=arguments))
+
+    @cached_property
+    def _first(self) -> Mapping[str, Any]:
+        return without_arguments(specs.job_of(self.everybody[0].grant.spec))
+
+    def _started(self, attempt: Attempt, spec: Spec) -> Outcome | None:
+        """Starts its run; what it came to, where it did not begin."""
+        run = _Passenger(self.shop, attempt, spec)
+        run.after = self.begun[0].handle.id if self.begun else ""
+        try:
+            early = run.begin()
+        except Exception:
+            log.exception("job %s could not be started", attempt.id)
+            return LOST
+        if early is None:
+            self.begun.append(run)
+        return early
+
+    # --- while one runs ---
+
+    def _let_go(self) -> None:
+        """The call that runs takes its time: those behind it go back."""
+        lined_up = self.begun[1:]
+        for run in lined_up:
+            run.recall()
+        behind, self.waiting = self.waiting, []
+        self.tally.hand_back(behind, "returned")
+        for run in lined_up:
+            if run.is_back():
+                self.begun.remove(run)
+                self.tally.add(run.attempt, self._outcome(run), None)
+        self.tally.tell_some()
+
+    def _stay(self) -> None:
+        """What the queue could not hear of yet does not wait for the end of a call that takes its time."""
+        run = self.begun[0]
+        while self.tally.is_behind and run.left_s() and run.runs_on(LOOK_EVERY_S):
+            self.tally.tell_some()
+
+    # --- after ---
 
     def _end(self) -> None:
         """Waits for the call that runs; whoever is lined up behind it runs now."""
         run = self.begun[0]
-        outcome = run.end()
+        outcome = self._outcome(run)
         del self.begun[0]
         took_us, self.free_s = _us_since(self.free_s), time.monotonic()
         for behind in self.begun:
             behind.started_s = self.free_s
         self.tally.add(run.attempt, outcome, took_us)
 
-    def _let_go(self) -> None:
-        """The call that runs takes its time: those behind it go back."""
-        for run in self.begun[1:]:
-            if run.recall():
-                self.begun.remove(run)
-                self.tally.add(run.attempt, run.end(), None)
-        behind, self.waiting = self.waiting, []
-        self.teller.release(behind, "returned")
-        self.tally.tell_some()
+    def _outcome(self, run: _Passenger) -> Outcome:
+        try:
+            return run.end()
+        except Exception:
+            log.exception("what became of job %s cannot be told", run.attempt.id)
+            return LOST
 
 
 def _us_since(begun_s: float) -> int:

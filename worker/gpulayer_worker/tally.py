@@ -1,12 +1,11 @@
 """What the calls of a ride came to, on its way to the queue: some at a time, and what is left with the ride's own end.
 
-Whatever happens, every call is told or handed back once.
+Whatever happens, every call is told or handed back once, and an outage of the queue ends no call that runs.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterable
 from typing import Protocol
@@ -19,6 +18,9 @@ from gpulayer_broker.functions import CallEnding, CallsEnding, Ending
 
 log = logging.getLogger("gpulayer")
 
+# So long after the queue could not be reached, it is asked again.
+AGAIN_S = 30.0
+
 
 class Teller(Protocol):
     """Where calls are told before their ride is over."""
@@ -29,17 +31,24 @@ class Teller(Protocol):
 
 
 class Tally:
-    """The ends of one ride's calls, told every so often."""
+    """The ends of one ride's calls, told every so often, and the calls that leave it without one."""
 
     def __init__(self, teller: Teller, every_s: float) -> None:
         self._teller, self._every_s = teller, every_s
-        self._told_s = time.monotonic()
+        self._due_s = time.monotonic() + every_s
         self._untold: list[tuple[Attempt, CallEnding]] = []
+        self._leaving: list[tuple[Attempt, str]] = []
+        self._away_until_s = 0.0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the queue has yet to hear of something."""
+        return bool(self._untold or self._leaving)
 
     def add(self, attempt: Attempt, outcome: Outcome, took_us: int | None) -> None:
         """A call has ended: told with others, and soon. `took_us` as in CallEnding."""
         if outcome.verdict == "released":
-            self._teller.release([attempt], outcome.reason)
+            self.hand_back([attempt], outcome.reason)
             return
         self._untold.append((attempt, _ending(attempt, outcome, took_us)))
 
@@ -50,30 +59,49 @@ class Tally:
         if attempt.stop_reason == CANCELLED:
             self.add(attempt, Outcome("cancelled", "cancelled"), None)
         else:
-            self._teller.release([attempt], "returned")
+            self.hand_back([attempt], "returned")
         return True
+
+    def hand_back(self, attempts: Iterable[Attempt], how: str) -> None:
+        """They leave the ride without an end, now or, through an outage, later: what runs here is none the worse."""
+        self._leaving += [(each, how) for each in attempts]
+        if time.monotonic() >= self._away_until_s:
+            self._release()
 
     def tell_some(self) -> None:
         """Tells those that have ended, if the last time was a while ago."""
-        if not self._untold or time.monotonic() - self._told_s < self._every_s:
+        if not self.is_behind or time.monotonic() < max(self._due_s, self._away_until_s):
             return
-        if self._teller.commit_some(self._calls()):
-            self._untold.clear()
-            self._told_s = time.monotonic()
-        else:
-            # Asking in vain takes seconds, in which nobody looks at the call that runs: the rest is told at the end.
-            self._told_s = math.inf
+        self._release()
+        if self._untold and time.monotonic() >= self._away_until_s:
+            if self._teller.commit_some(self._calls()):
+                self._untold.clear()
+                self._due_s = time.monotonic() + self._every_s
+            else:
+                self._is_away()
 
     def outcome(self, everybody: Iterable[Attempt]) -> Outcome:
         """What is left to tell; those of everybody that have not ended go back."""
-        ended = {attempt.token for attempt, _ in self._untold}
-        try:
-            self._teller.release([each for each in everybody if each.token not in ended], "lost")
-        except ConnectionFailed as error:
-            log.warning("calls of a ride could not be handed back yet: %s", error)
+        known = {attempt.token for attempt, _ in [*self._untold, *self._leaving]}
+        self._away_until_s = 0.0
+        self.hand_back([each for each in everybody if each.token not in known], "lost")
         if not self._untold:
             return Outcome("released", "returned")
         return Outcome("succeeded", calls=self._calls())
+
+    def _release(self) -> None:
+        try:
+            while self._leaving:
+                attempt, how = self._leaving[0]
+                self._teller.release([attempt], how)
+                del self._leaving[0]
+        except ConnectionFailed as error:
+            log.warning("calls of a ride could not be handed back yet: %s", error)
+            self._is_away()
+
+    def _is_away(self) -> None:
+        """Asking in vain takes seconds, in which nobody looks at the call that runs: it is done now and then."""
+        self._away_until_s = time.monotonic() + AGAIN_S
 
     def _calls(self) -> Calls:
         attempts, endings = zip(*self._untold, strict=True)

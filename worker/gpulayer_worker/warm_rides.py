@@ -25,6 +25,7 @@ from gpulayer_broker.functions import Arg
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.spec import Payload, Spec
 from gpulayer_worker.joblog import JobLog
+from gpulayer_worker.lanes import without_arguments
 from gpulayer_worker.last_words import with_last_words
 from gpulayer_worker.outcomes import (
     NO_REPORT,
@@ -66,7 +67,7 @@ class WarmRide(WarmRun):
 
     def __init__(self, shop: Workshop, attempt: Attempt, spec: Spec, teller: Teller) -> None:
         super().__init__(shop, attempt, spec)
-        self.teller, self.tally = teller, Tally(teller, TELL_EVERY_S)
+        self.tally = Tally(teller, TELL_EVERY_S)
 
     def outcome(self) -> Outcome:
         needs = self._needs()
@@ -89,17 +90,17 @@ class WarmRide(WarmRun):
 
     def _calls(self) -> list[Call]:
         """Those that are what the first is but for their arguments; others have no place here and go back."""
-        first, out = _unlike(self.attempt), []
+        first, out = without_arguments(specs.job_of(self.attempt.grant.spec)), []
         for attempt in (self.attempt, *self.attempt.riders):
             try:
                 raw = specs.job_of(attempt.grant.spec)
-                if _without_arguments(raw) != first:
+                if without_arguments(raw) != first:
                     raise ValueError("it is not of its lane")
                 out.append(Call(attempt, self._bytes(Payload.decode(raw["call"]["arguments"]))))
             except (GpulayerError, OSError) as error:
                 self.tally.add(attempt, cannot_start(error), None)
             except (ValueError, KeyError, TypeError):
-                self.teller.release([attempt], "returned")
+                self.tally.hand_back([attempt], "returned")
         return out
 
     def _leg(self, calls: list[Call], needs: Requirements) -> list[Call]:
@@ -127,7 +128,7 @@ class WarmRide(WarmRun):
                 self.tally.add(call.attempt, cannot_start(error.why), None)
         else:
             log.warning("%d calls are handed back: %s", len(calls), error)
-            self.teller.release([call.attempt for call in calls], "returned")
+            self.tally.hand_back([call.attempt for call in calls], "returned")
 
     def _lane_key(self, needs: Requirements) -> WarmKey:
         """What a process must be to serve the lane: it does not depend on the folder that a ride is given."""
@@ -288,7 +289,7 @@ class _Leg:
         begun = self.tokens.recall()
         behind = [call.attempt for call in self.calls[begun:]]
         if behind:
-            self.run_.teller.release(behind, "returned")
+            self.run_.tally.hand_back(behind, "returned")
             del self.calls[begun:]
         self.run_.tally.tell_some()
         if begun == self.answered + 1:
@@ -330,12 +331,3 @@ class _Leg:
 def _identity(attempt: Attempt) -> dict[str, str]:
     """The variables that differ between calls of a lane."""
     return {"GPULAYER_JOB_ID": attempt.id, "GPULAYER_ATTEMPT": str(attempt.grant.attempt)}
-
-
-def _unlike(attempt: Attempt) -> Any:
-    return _without_arguments(specs.job_of(attempt.grant.spec))
-
-
-def _without_arguments(raw: dict[str, Any]) -> Any:
-    """What calls of one lane agree in."""
-    return {**raw, "call": {**raw["call"], "arguments": None}}
