@@ -52,7 +52,7 @@ def test_descriptors_come_with_their_messages() -> None:
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
     decoder = wire.Decoder()
-    heard = []
+    heard: list[tuple[dict[str, Any], list[int]]] = []
     with ours, theirs:
         wire.send(ours, wire.encode({"number": 1, "descriptors": 2}), [reader, writer])
         wire.send(ours, wire.encode({"number": 2}))

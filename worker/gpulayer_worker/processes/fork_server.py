@@ -14,7 +14,7 @@ import selectors
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from gpulayer_worker.runner import cgroups, wire
 
 from . import ending
 from .handed_over import HandedOver
-from .job import Ending, Exit, JobHandle, JobProcess, Usage
+from .job import Exit, JobHandle, JobProcess, Usage
 from .outbox import Outbox, parsed
 from .pipes import Pipe
 from .watchdog import LOOK_EVERY_S, Watchdog, continue_stopped
@@ -209,7 +209,7 @@ class ForkServer:
             for behind, _ in self._held:
                 if behind.after == handle.id:
                     behind.after = held[0].after
-        self._finish(handle.id, Ending(None, refused="ended before it began"))
+        self._finish(handle.id, refused="ended before it began")
         return True
 
     # --- the reading thread ---
@@ -298,11 +298,11 @@ class ForkServer:
 
     def _event_gone(self, event: dict[str, Any]) -> None:
         self._ended(event)
-        strays = tuple(f"{stray['pid']} {stray['command']}".strip() for stray in event["strays"])
-        self._finish(event["id"], Ending(exit_of(event["exit"]), strays=strays))
+        strays = [f"{stray['pid']} {stray['command']}".strip() for stray in event["strays"]]
+        self._finish(event["id"], exit_of(event["exit"]), strays)
 
     def _event_refused(self, event: dict[str, Any]) -> None:
-        self._finish(event["id"], Ending(None, refused=event["error"]))
+        self._finish(event["id"], refused=event["error"])
 
     def _event_stats(self, event: dict[str, Any]) -> None:
         self._stats.pop(0)(event)
@@ -323,13 +323,21 @@ class ForkServer:
             self._outbox.forget(descriptors)
         self._held.clear()
 
-    def _finish(self, identifier: str, end: Ending) -> None:
+    def _finish(
+        self,
+        identifier: str,
+        main: Exit | None = None,
+        strays: Sequence[str] = (),
+        lost: bool = False,
+        refused: str | None = None,
+    ) -> None:
         with self._lock:
             running = self._running.pop(identifier)
-        for pipe in running.pipes() if running.is_watched else ():
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(pipe.reader)
-        running.finish(end)
+        if running.is_watched:
+            for pipe in running.pipes():
+                with contextlib.suppress(KeyError, ValueError):
+                    self._selector.unregister(pipe.reader)
+        running.finish(main, tuple(strays), lost, refused)
 
     # --- the server's end ---
 
@@ -366,7 +374,7 @@ class ForkServer:
             log.exception("clearing up after a fork server failed")
         for identifier, running in lost.items():
             refused = "the fork server ended before it began" if identifier in never_sent else None
-            self._finish(identifier, Ending(running.exit, lost=True, refused=refused))
+            self._finish(identifier, running.exit, lost=True, refused=refused)
         self._selector.close()
 
     def _end_what_is_left(self, lost: Mapping[str, HandedOver]) -> None:

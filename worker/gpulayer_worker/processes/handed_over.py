@@ -55,10 +55,9 @@ class HandedOver:
             "descriptors": len(names),
         }
 
-    def finish(self, end: Ending) -> None:
+    def finish(self, main: Exit | None, strays: tuple[str, ...], lost: bool, refused: str | None) -> None:
+        """Reads what the job has said last, and tells all who wait."""
         for pipe in self.pipes():
             pipe.read()
             pipe.close()
-        self.handle.resolve(
-            Ending(end.exit, self.report.report(), end.strays, self.expired, end.lost, end.refused)
-        )
+        self.handle.resolve(Ending(main, self.report.report(), strays, self.expired, lost, refused))
