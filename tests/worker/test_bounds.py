@@ -108,3 +108,21 @@ def test_a_fault_at_one_look_does_not_end_the_watch(tmp_path: Path, caplog: pyte
     bounds.watch("second", Bound([tmp_path], 1, partial(note, told)))
     wait_until(lambda: told, PATIENCE_S, "the next is told")
     bounds.stop()
+
+
+def test_a_watch_that_had_nothing_to_look_at_looks_at_the_next(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * MB)
+    told: list[tuple[int, int]] = []
+    bounds = Bounds(every_s=0.01)
+    bounds.start()
+    bounds.watch("first", Bound([tmp_path], 100 * MB, partial(note, told)))
+    bounds.forget("first")
+    wait_until(lambda: not bounds._some.is_set(), PATIENCE_S, "nobody looks")
+
+    bounds.watch("second", Bound([tmp_path], 1, partial(note, told)))
+
+    wait_until(lambda: told, PATIENCE_S, "the next is told")
+    bounds.forget("second")
+    wait_until(lambda: not bounds._some.is_set(), PATIENCE_S, "nobody looks again")
+    bounds.stop()
+    assert not bounds.is_alive()

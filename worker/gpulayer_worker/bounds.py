@@ -59,17 +59,17 @@ class Bounds(threading.Thread):
     def watch(self, token: str, bound: Bound) -> None:
         with self._lock:
             self._watched[token] = bound
-            self._some.set()
+            if not self._some.is_set():
+                self._some.set()
 
     def forget(self, token: str) -> None:
         with self._lock:
             self._watched.pop(token, None)
-            if not self._watched:
-                self._some.clear()
 
     def stop(self) -> None:
         self._stopped.set()
-        self._some.set()
+        with self._lock:
+            self._some.set()
         self.join()
 
     def run(self) -> None:
@@ -86,6 +86,9 @@ class Bounds(threading.Thread):
         """Measures once; whoever is over is told, once."""
         with self._lock:
             watched = list(self._watched.items())
+            if not watched and not self._stopped.is_set():
+                # Not where the last one is forgotten: quick jobs would have this thread wait and go on for each.
+                self._some.clear()
         for token, bound in watched:
             if bound.limit_bytes and (size_bytes := held_bytes(bound)) > bound.limit_bytes:
                 self.forget(token)

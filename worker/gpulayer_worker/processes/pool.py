@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from .fork_server import ForkServer, ForkServerGone
@@ -182,13 +183,14 @@ def environment_for(env: Mapping[str, str], preload: frozenset[str]) -> dict[str
     With imports that is all of it but what differs between any two jobs: libraries read their settings when
     they are imported. Without, only what the interpreter itself and the loader read at their start.
     """
-    if preload:
-        return {name: value for name, value in env.items() if not is_the_jobs_own(name)}
-    return {
-        name: value
-        for name, value in env.items()
-        if name.startswith(READ_AT_EXEC) and not is_the_jobs_own(name)
-    }
+    return {name: env[name] for name in _names_for(tuple(env), bool(preload))}
+
+
+# The environments of most jobs have the same names.
+@lru_cache(maxsize=64)
+def _names_for(names: tuple[str, ...], with_imports: bool) -> tuple[str, ...]:
+    shared = (name for name in names if not is_the_jobs_own(name))
+    return tuple(name for name in shared if with_imports or name.startswith(READ_AT_EXEC))
 
 
 def is_the_jobs_own(name: str) -> bool:
