@@ -217,7 +217,7 @@ def test_a_log_that_nobody_read_while_its_job_ran_is_whole_at_its_end(scene: Sce
     end(scene, [(job_log, writers)])
 
     assert scene.tail(grant.id) == b"outerr"
-    assert job_log.closed.is_set()
+    assert job_log.closed.done()
 
 
 def test_a_log_is_read_live_from_the_moment_that_it_is_watched(scene: Scene) -> None:

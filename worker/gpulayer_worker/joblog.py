@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpulayer_broker.store.blobstore import BlobStore
+from gpulayer_worker.processes.told import Told
 
 CHUNK_BYTES = 65536
 TAIL_BYTES = 1 << 20
@@ -77,7 +78,7 @@ class Spool:
 
 
 class JobLog:
-    """The log of one rank of one attempt. `closed` is set once both of its pipes have ended."""
+    """The log of one rank of one attempt. `closed` is told once both of its pipes have ended."""
 
     def __init__(
         self, job_id: str, token: str, spill: str | Path, limit_bytes: int, pipes: int, rank: int = 0
@@ -91,7 +92,7 @@ class JobLog:
         # First byte, length, stream, when its last byte came (ms since 1970, this machine's clock).
         self.runs: list[list[Any]] = []
         self._run_began_ms = 0
-        self.closed = threading.Event()
+        self.closed: Told[None] = Told()
         # The pipes that no thread reads yet, with their streams.
         self.unwatched: list[tuple[int, str]] = []
         self._limit_bytes = limit_bytes
@@ -150,7 +151,7 @@ class JobLog:
     def pipe_ended(self) -> None:
         self._open_pipes -= 1
         if self._open_pipes == 0:
-            self.closed.set()
+            self.closed.tell(None)
 
     def unshipped(self, most: int) -> list[tuple[str, int, bytes]]:
         """(stream, offset, bytes) of what was not taken for shipping yet; what no tail would hold is skipped."""

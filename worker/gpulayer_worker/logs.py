@@ -106,7 +106,7 @@ class Logs:
     def adopt(self, job_id: str, token: str, spill: str | Path) -> JobLog:
         """A log without pipes: what is written to it comes by `feed`."""
         job_log = JobLog(job_id, token, spill, self._limit_bytes, 0)
-        job_log.closed.set()
+        job_log.closed.tell(None)
         with self._lock:
             self._logs.add(job_log)
         return job_log
@@ -131,7 +131,7 @@ class Logs:
         for reader, stream in self._unwatched(job_log):
             if not _drained(reader, job_log, stream):
                 self._watch(reader, job_log, stream)
-        job_log.closed.wait(patience_s)
+        job_log.closed.waits(patience_s)
         with self._lock:
             self._due_s.pop(job_log, None)
         # At least once: it also waits for what the other thread has just taken and not sent yet.
@@ -220,6 +220,8 @@ class Logs:
         """Ships up to 1 MiB of one log; False where it did not arrive (the whole log still has it)."""
         with self._shipping:
             parts = job_log.unshipped(BATCH)
+            if not parts:
+                return True
             calls = [
                 functions.log(job_log.job_id, job_log.token, job_log.rank, stream, offset, data)
                 for stream, offset, data in parts
