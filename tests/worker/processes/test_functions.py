@@ -470,6 +470,24 @@ def test_a_jobs_own_forks_mend_what_a_fork_breaks(bench: Bench) -> None:
     assert value(bench.run(threads_after_a_fork)) == (2, 1)
 
 
+def told_at_own_forks() -> list[bytes]:
+    """What an action that a job has registered before its first fork says at two forks."""
+    reader, writer = os.pipe()
+    os.register_at_fork(before=lambda: os.write(writer, b"b"), after_in_child=lambda: os.write(writer, b"c"))
+    said = []
+    for _ in range(2):
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        said.append(os.read(reader, 10))
+    return said
+
+
+def test_what_a_job_asks_for_at_its_forks_is_done_at_each(bench: Bench) -> None:
+    assert value(bench.run(told_at_own_forks)) == [b"bc", b"bc"]
+
+
 def main_thread_in_the_system() -> bool:
     return threading.main_thread().native_id == threading.get_native_id()
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import functools
+import io
 import json
 import os
 import pickle
@@ -20,14 +22,26 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-from . import forks, given, preload, report
+from . import given, preload, report
+from .forks import end_logging, has_threads
+from .report import scalar, send
 
 INTERRUPTED = 130
+REHEARSALS = 30
 VERSION = list(sys.version_info[:2])
 
 _main = ModuleType("__main__")
 # Names that only a pickle by value holds: code does not survive a change of Python's minor version.
 BY_VALUE = (b"_make_function", b"_make_skeleton_class", b"CodeType")
+
+
+# In a forked child each page that is touched is copied, and to look a name up in another module touches several: what
+# all children use has names here.
+_sys, _getcwd, _close, _loads = vars(sys), os.getcwd, os.close, pickle.loads
+_run_exit_handlers: Callable[[], object] = getattr(atexit, "_run_exitfuncs", bool)
+_path = sys.path
+# What there is to undo or to do anew in a child.
+_at_fork: list[Callable[[], None]] = []
 
 
 class CannotLoad(Exception):
@@ -44,13 +58,26 @@ def call(spec: dict[str, Any], descriptor: int | None, environment: Mapping[str,
     return code
 
 
+def call_forked(spec: dict[str, Any], pipes: dict[str, int]) -> int:
+    """The same in a child of a process that has called `note_state` once, and then `prepare_fork`."""
+    _sys["argv"] = spec["argv"]
+    _path[:0] = [_getcwd(), *spec["path"]]
+    for undo in _at_fork:
+        undo()
+    header, payload, code = _outcome(spec)
+    if "report" in pipes:
+        _send(pipes["report"], header, payload)
+    finish()
+    return code
+
+
 def _send(descriptor: int, header: dict[str, Any], payload: bytes) -> None:
     try:
-        report.send(descriptor, header, payload)
+        send(descriptor, header, payload)
     except BrokenPipeError:
         return  # the worker is gone
     finally:
-        os.close(descriptor)
+        _close(descriptor)
 
 
 def call_and_exit(path: str, descriptor: int) -> NoReturn:
@@ -66,17 +93,53 @@ def call_and_exit(path: str, descriptor: int) -> NoReturn:
 
 def prepare(spec: dict[str, Any], environment: Mapping[str, str] = os.environ) -> None:
     """Makes this process look like a Python that has just been started in the job's folder."""
+    note_state()
+    prepare_fork(spec, environment)
+    sys.argv = spec["argv"]
+    sys.path[:0] = [os.getcwd(), *spec["path"]]
+    _bring(spec.get("fallback_path", []))
+    for undo in _at_fork:
+        undo()
+
+
+def note_state() -> None:
+    """Called by the fork server where it has imported: does once what is the same for all jobs."""
+    global _path
     # The runner's own __main__ must not be found by a user's pickle, nor be run again by multiprocessing.
     sys.modules["__main__"] = _main
-    sys.argv = [str(spec.get("name", "function"))]
-    extra = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:0] = [os.getcwd(), *(entry for entry in extra if entry not in sys.path)]
-    _bring(spec.get("fallback_path", []))
     # A crash in native code leaves at least the Python stack in the log.
     if not faulthandler.is_enabled():
         faulthandler.enable()
-    _disown_finalizers()
-    _reseed()
+    _path = sys.path
+    _missing_of.cache_clear()
+    _at_fork[:] = [
+        step for step, is_needed in ((_disown_finalizers, _finalizers()), (_reseed, _seeded())) if is_needed
+    ]
+
+
+def rehearse() -> None:
+    """Called by the fork server: what an interpreter notes at first calls, it notes here and not in each child."""
+    sample = io.BytesIO()
+    spec = {"python": list(sys.version_info[:3]), "protocol": pickle.HIGHEST_PROTOCOL, "payload": ""}
+    try:
+        _dump(spec)(lambda number: number, sample)
+    except Exception:  # noqa: BLE001 - a Python without cloudpickle, or with a broken one
+        return
+    spec.update(function=sample.getvalue(), arguments=pickle.dumps(((1,), {})))
+    for _ in range(REHEARSALS):
+        _outcome(spec)
+
+
+def prepare_fork(spec: dict[str, Any], environment: Mapping[str, str]) -> None:
+    """What can be known before the fork of how the job's process is to look."""
+    spec["argv"] = [str(spec.get("name", "function"))]
+    spec["path"] = _missing_of(environment.get("PYTHONPATH", ""))
+
+
+@functools.lru_cache(maxsize=1)
+def _missing_of(folders: str) -> list[str]:
+    """Those that `sys.path` has not yet."""
+    return [entry for entry in folders.split(os.pathsep) if entry and entry not in sys.path]
 
 
 def _bring(folders: list[str]) -> None:
@@ -86,11 +149,18 @@ def _bring(folders: list[str]) -> None:
         preload.bring_cloudpickle(folders)
 
 
+def _finalizers() -> list[Any]:
+    return list(getattr(weakref.finalize, "_registry", None) or ())
+
+
 def _disown_finalizers() -> None:
     """What an import set up for the exit of the fork server (a temporary folder's removal) is not a job's to do."""
-    registry = getattr(weakref.finalize, "_registry", None)
-    for finalizer in list(registry) if registry else ():
+    for finalizer in _finalizers():
         finalizer.atexit = False
+
+
+def _seeded() -> bool:
+    return any(name in sys.modules for name in ("numpy.random", "torch", "tempfile"))
 
 
 def _reseed() -> None:
@@ -159,7 +229,7 @@ def load(spec: dict[str, Any], part: str, data: bytes) -> Any:
         theirs = _dotted(spec["python"])
         raise CannotLoad(f"{_where(spec, part)}: code does not travel between these; ask for python={theirs}")
     try:
-        return pickle.loads(data)
+        return _loads(data)
     except ModuleNotFoundError as error:
         message = f"{_where(spec, part)}: the module {error.name!r} is missing here"
         raise CannotLoad(message) from error
@@ -193,7 +263,7 @@ def _dump(spec: dict[str, Any]) -> Callable[[Any, Any], None]:
 
 def _result(spec: dict[str, Any], value: Any) -> tuple[dict[str, Any], bytes, int]:
     limit_bytes = spec.get("result_limit_bytes")
-    data = report.scalar(value)
+    data = scalar(value)
     if data is not None and (limit_bytes is None or len(data) <= limit_bytes):
         return {"ok": True, "kind": "json", "size": len(data), "file": None}, data, 0
     payload = report.Payload(spec["payload"], limit_bytes)
@@ -237,14 +307,16 @@ def failure(spec: dict[str, Any], error: BaseException, code: int) -> tuple[dict
 
 def finish() -> None:
     """What a Python does at its end and os._exit leaves out: join threads, exit handlers, flush."""
-    join = getattr(threading, "_shutdown", bool) if forks.has_threads() else bool
-    for step in (join, getattr(atexit, "_run_exitfuncs", bool), forks.end_logging):
+    steps = [_run_exit_handlers, end_logging]
+    if has_threads():
+        steps.insert(0, getattr(threading, "_shutdown", bool))
+    for step in steps:
         try:
             step()
         except BaseException:  # noqa: BLE001 - as at the end of any Python: told, and nothing more
             traceback.print_exc()
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
         try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
+            _sys[name].flush()
+        except (KeyError, OSError, ValueError, AttributeError):
             continue  # closed, replaced or full

@@ -16,8 +16,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import call, cgroups, forks, proctree, report, signals, warm
+from . import call, report, room, warm
+from .call import call_forked
+from .cgroups import enter_alone
+from .forks import take_up
 from .jobs import MARK
+from .proctree import die_with_parent
+from .signals import begin_anew, open_all
 
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
@@ -28,97 +33,121 @@ PROGRESS = "GPULAYER_PROGRESS_FD"
 AS_FILE_NAMES = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
 
 if TYPE_CHECKING:
-    # Names that are gone, variables that are new or other, all as bytes.
-    Change = tuple[list[bytes], list[tuple[bytes, bytes]]]
+    # Names that are gone, variables that are new or other, all as bytes; whether the time zone is another.
+    Change = tuple[list[bytes], list[tuple[bytes, bytes]], bool]
 
-# The environment that a child inherits.
+# In a child each page that is touched is copied, and to look a name up in another module touches several: what all
+# children use has names here.
+_setsid, _getppid, _open, _write, _close = os.setsid, os.getppid, os.open, os.write, os.close
+_dup2, _umask, _chdir, _exit = os.dup2, os.umask, os.chdir, os._exit
+_putenv, _unsetenv = os.putenv, os.unsetenv
+_TO_WRITE = os.O_WRONLY
+
+# The environment that a child inherits, and where Python keeps it.
 _worn: dict[str, str] = {}
+_told: dict[bytes, bytes] = {}
 
 
 def prepare(message: dict[str, Any]) -> None:
     """Does, before the fork, what costs less there: what the fork server has just touched, it need not copy."""
-    message["env"][MARK] = message["id"]
-    if message["kind"] != "command":
-        try:
-            message["change"] = differing(message["env"])
-        except UnicodeError:
-            return  # which is the job's own failure: it tries again
+    environment = message["env"]
+    environment[MARK] = message["id"]
+    if "progress" in message["pipes"]:
+        environment[PROGRESS] = str(PROGRESS_DESCRIPTOR_FROM)
+    if message["kind"] == "command":
+        return
+    try:
+        message["change"] = differing(environment)
+    except UnicodeError:
+        message["change"] = None  # which is the job's own failure: it tries again
+    if message["kind"] == "function":
+        spec = message["call"]
+        spec.update(zip(spec["inline"], message.get("blobs", ())))  # noqa: B905 - strict= came with 3.10
+        call.prepare_fork(spec, environment)
 
 
 def become_job(message: dict[str, Any], pipes: dict[str, int], server: int, private: Sequence[int]) -> None:
     """Turns this forked child into the job; never returns."""
     code = NOT_EXECUTABLE
     try:
-        os.setsid()
+        _setsid()
         _die_with(server)
-        signals.begin_anew(is_command=message["kind"] == "command")
+        begin_anew(message["kind"] == "command")
         for descriptor in private:
-            os.close(descriptor)
-        change = _connect(message, pipes)
-        cgroups.enter_alone(message.get("cgroups", ()))
-        signals.open_all()
-        code = _run(message, pipes, change)
+            _close(descriptor)
+        _connect(message, pipes)
+        if "cgroups" in message:
+            enter_alone(message["cgroups"])
+        open_all()
+        code = _run(message, pipes)
     except BaseException as error:  # noqa: BLE001 - nothing may unwind into the fork server's loop
         _explain(pipes, type(error).__name__, f"cannot start: {error}")
     finally:
-        os._exit(code)
+        _exit(code)
 
 
-def _run(message: dict[str, Any], pipes: dict[str, int], change: Change) -> int:
-    os.umask(int(message.get("umask", 0o022)))
+def _run(message: dict[str, Any], pipes: dict[str, int]) -> int:
+    _umask(message["umask"])
     try:
-        os.chdir(message["cwd"])
+        _chdir(message["cwd"])
     except OSError as error:
         return _explain(
             pipes, "CannotStart", "cannot enter the folder {}: {}".format(message["cwd"], error.strerror)
         )
-    if message["kind"] == "function":
-        forks.take_up()
-        _wear(change)
-        spec = message["call"]
-        spec.update(zip(spec["inline"], message.get("blobs", ())))  # noqa: B905 - strict= came with 3.10
-        return call.call(spec, pipes.get("report"), message["env"])
+    if message["kind"] == "command":
+        return _execute(message["argv"], message["env"], pipes)
+    take_up()
+    _wear(message["change"] or differing(message["env"]))
     if message["kind"] == "warm":
-        forks.take_up()
-        _wear(change)
         warm.serve(pipes["requests"], pipes["replies"])
-    return _execute(message["argv"], message["env"], pipes)
+    return call_forked(message["call"], pipes)
 
 
 def _die_with(server: int) -> None:
     """A kill -9 of the fork server takes this process along."""
-    proctree.die_with_parent()
-    if os.getppid() != server:
-        os._exit(NOT_EXECUTABLE)
+    die_with_parent()
+    if _getppid() != server:
+        _exit(NOT_EXECUTABLE)
     # The kernel, out of memory, is to pick the job and not what watches over it.
     try:
-        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(descriptor, JOBS_OOM_SCORE)
-        os.close(descriptor)
+        descriptor = _open("/proc/self/oom_score_adj", _TO_WRITE)
+        _write(descriptor, JOBS_OOM_SCORE)
+        _close(descriptor)
     except OSError:
         pass  # where the kernel does not let it be told, it picks by size
 
 
-def _connect(message: dict[str, Any], pipes: dict[str, int]) -> Change:
-    """Puts the pipes where the job expects them; how its environment differs from the fork server's."""
-    environment: dict[str, str] = message["env"]
-    change: Change = message.get("change") or differing(environment)
-    for name, target in (("stdout", 1), ("stderr", 2)):
-        os.dup2(pipes[name], target)
-        os.close(pipes.pop(name))
+def _connect(message: dict[str, Any], pipes: dict[str, int]) -> None:
+    """Puts the pipes where the job expects them."""
+    _dup2(pipes["stdout"], 1)
+    _close(pipes["stdout"])
+    _dup2(pipes["stderr"], 2)
+    _close(pipes["stderr"])
     if "progress" in pipes:
-        # Open in what the job executes too: `gpulayer.progress` works in a command.
+        _connect_progress(message, pipes)
+
+
+def _connect_progress(message: dict[str, Any], pipes: dict[str, int]) -> None:
+    """Open in what the job executes too: `gpulayer.progress` works in a command."""
+    if max(pipes.values()) < PROGRESS_DESCRIPTOR_FROM:
+        # What may be open there in the fork server is another job's, and none of this one's.
+        _dup2(pipes["progress"], PROGRESS_DESCRIPTOR_FROM)
+    else:
         progress = fcntl.fcntl(pipes["progress"], fcntl.F_DUPFD, PROGRESS_DESCRIPTOR_FROM)
-        os.close(pipes.pop("progress"))
-        environment[PROGRESS] = str(progress)
-        change[1].append((PROGRESS.encode(), str(progress).encode()))
-    return change
+        message["env"][PROGRESS] = str(progress)
+        message["change"] = None
+    _close(pipes["progress"])
 
 
 def note_environment() -> None:
-    """Called by the fork server where its own environment may have changed."""
+    """Called by the fork server where its environment, and what it has imported, may have changed."""
+    global _told
     _worn.clear()
     _worn.update(os.environ)
+    _told = os.environ._data  # type: ignore[attr-defined]
+    call.note_state()
+    call.rehearse()
+    room.make_again()
 
 
 def differing(environment: dict[str, str]) -> Change:
@@ -129,21 +158,19 @@ def differing(environment: dict[str, str]) -> Change:
         for name, value in environment.items()
         if _worn.get(name) != value
     ]
-    return gone, changed
+    return gone, changed, environment.get("TZ") != _worn.get("TZ")
 
 
 def _wear(change: Change) -> None:
     """Changes what differs, for C and for Python; `os.environ` itself takes several calls for each name."""
-    told = os.environ._data  # type: ignore[attr-defined]
-    zone = told.get(b"TZ")
-    gone, changed = change
+    gone, changed, is_elsewhere = change
     for name in gone:
-        os.unsetenv(name)
-        del told[name]
+        _unsetenv(name)
+        del _told[name]
     for name, value in changed:
-        os.putenv(name, value)
-        told[name] = value
-    if told.get(b"TZ") != zone:
+        _putenv(name, value)
+        _told[name] = value
+    if is_elsewhere:
         time.tzset()
 
 
@@ -181,7 +208,7 @@ def why_not(program: str, error: Exception) -> tuple[str, str, int]:
 def _explain(pipes: dict[str, int], kind: str, text: str) -> int:
     """One line on the job's stderr and a report; the exit code for it."""
     with contextlib.suppress(OSError):
-        os.write(2, (f"gpulayer: {text}\n").encode("utf-8", "replace"))
+        _write(2, (f"gpulayer: {text}\n").encode("utf-8", "replace"))
     if pipes.get("report") is not None:
         with contextlib.suppress(OSError):
             report.send(pipes["report"], {"ok": False, "type": kind, "module": "gpulayer", "message": text})

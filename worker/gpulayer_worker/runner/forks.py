@@ -14,28 +14,46 @@ import atexit
 import gc
 import os
 import sys
-from collections.abc import Callable
+import threading
+from os import getpid as _getpid
 from typing import Any
 
 LEFT_OUT = {"threading", "logging"}
 MOMENTS = ("before", "after_in_child", "after_in_parent")
 
-# This interpreter's lists of actions, and what each has in a job. Found once: what is frozen is not found any more.
+# This interpreter's lists of actions, in the order of the moments, and what each has in a job with how many were
+# kept. Found once: what is frozen is not found any more.
 _lists: list[list[Any]] = []
-_whole: list[tuple[list[Any], list[Any]]] = []
-_renumber: Callable[[], object] = bool
+_whole: list[tuple[list[Any], list[Any], int]] = []
+_before: list[Any] = []
+_lock = threading.Lock()
+_server = 0
+# What differs in a job is the main thread's number in the system.
+_main_thread: dict[str, Any] = {}
+_has_number = False
+# As `threading` and `logging` keep them; where they do not, these say that there may be something.
+_active: Any = ()
+_starting: Any = ()
+_at_exit: Any = True
+_log_handlers: Any = ()
 
 
 def leave_out() -> None:
     """Called by the fork server whenever it has imported: what these modules ask for at forks is done in jobs alone."""
+    global _server
+    _server = os.getpid()
     if not _lists and hasattr(os, "register_at_fork"):
         _lists.extend(found for moment in MOMENTS for found in _lists_of(moment))
     _put_back()
+    if len(_lists) != len(MOMENTS):
+        return
     for actions in _lists:
-        kept = [action for action in actions if getattr(action, "__module__", None) not in LEFT_OUT]
-        if len(kept) < len(actions):
-            _whole.append((actions, actions[:]))
-            actions[:] = kept
+        whole = actions[:]
+        actions[:] = [action for action in whole if getattr(action, "__module__", None) not in LEFT_OUT]
+        if actions is _lists[0]:
+            _before[:] = [action for action in whole if action not in actions]
+            actions.append(_begin_own_fork)
+        _whole.append((actions, whole, len(actions)))
 
 
 def _lists_of(moment: str) -> list[list[Any]]:
@@ -52,23 +70,36 @@ def _lists_of(moment: str) -> list[list[Any]]:
 
 
 def _put_back() -> None:
-    for actions, whole in _whole:
-        actions[:] = whole
+    """Each list is whole, with what was added since at its end."""
+    for actions, whole, kept in _whole:
+        actions[:] = whole + actions[kept:]
     _whole.clear()
+
+
+def _begin_own_fork() -> None:
+    """The first action before any fork: a job that forks, which few do, has everything from here on."""
+    if os.getpid() == _server:
+        return
+    with _lock:  # two threads of a job may fork at once
+        _put_back()
+    for action in reversed(_before):
+        action()
 
 
 def take_up() -> None:
     """This process is a job's."""
-    _put_back()
-    _renumber()
+    if _has_number:
+        _main_thread["_native_id"] = _getpid()
 
 
 def note_threading() -> None:
-    """Called by the fork server: what differs in a job is the main thread's number in the system."""
-    global _renumber
-    threading = sys.modules.get("threading")
-    if threading is not None:
-        _renumber = getattr(threading.main_thread(), "_set_native_id", bool)
+    """Called by the fork server: what `take_up` and the end of a job look at is found once."""
+    global _has_number, _main_thread, _active, _starting, _at_exit, _log_handlers
+    _main_thread = vars(threading.main_thread())
+    _has_number = "_native_id" in _main_thread
+    _active, _starting = getattr(threading, "_active", ()), getattr(threading, "_limbo", ())
+    _at_exit = getattr(threading, "_threading_atexits", True)
+    _log_handlers = getattr(sys.modules.get("logging"), "_handlerList", ())
 
 
 def leave_logging_to_jobs() -> None:
@@ -80,6 +111,8 @@ def leave_logging_to_jobs() -> None:
 
 def end_logging() -> None:
     """What logging does at an exit, where there are more handlers than the one of last resort, which keeps nothing."""
+    if len(_log_handlers) == 1:
+        return
     logging = sys.modules.get("logging")
     if logging is not None and len(getattr(logging, "_handlerList", ())) != 1:
         logging.shutdown()
@@ -87,7 +120,4 @@ def end_logging() -> None:
 
 def has_threads() -> bool:
     """Whether there is anything to wait for at the end: threads, or what was to be done before they are joined."""
-    threading = sys.modules.get("threading")
-    if threading is None:
-        return False
-    return threading.active_count() > 1 or bool(getattr(threading, "_threading_atexits", True))
+    return len(_active) != 1 or bool(_starting) or bool(_at_exit)

@@ -63,21 +63,19 @@ def prctl(option: int, value: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-@functools.lru_cache(maxsize=1)
-def _plain_prctl() -> Callable[[int, int], int]:
-    """Without what ctypes does for types and errors, which is several times as much as the call."""
-    plain: Callable[[int, int], int] = ctypes.CDLL(None).prctl
-    return plain
+# Without what ctypes does for types and errors, which is several times as much as the call.
+_plain_prctl: Callable[[int, int], int] | None = None
 
 
 def ready_to_fork() -> None:
     """Looks up what each child needs."""
-    _plain_prctl()
+    global _plain_prctl
+    _plain_prctl = ctypes.CDLL(None).prctl
 
 
 def die_with_parent() -> None:
     """This process is killed when its parent ends."""
-    if _plain_prctl()(PR_SET_PDEATHSIG, KILL) != 0:
+    if _plain_prctl is None or _plain_prctl(PR_SET_PDEATHSIG, KILL) != 0:
         raise OSError(errno.EINVAL, "the kernel refuses to end a job with its fork server")
 
 

@@ -44,6 +44,11 @@ def make(folders: list[str]) -> None:
     preload.bring_cloudpickle(folders)
     if sys.implementation.name == "cpython":
         _fill_pools()
+    make_again()
+
+
+def make_again() -> None:
+    """The same where more was imported, but for what is large alone: it is what leaves the most pages behind."""
     if "CS_GNU_LIBC_VERSION" in os.confstr_names:
         _fill_heap(ctypes.CDLL(None))
 

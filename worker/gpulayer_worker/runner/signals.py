@@ -16,6 +16,10 @@ try:
 except ImportError:  # another Python may have them elsewhere
     _raw = signal
 
+# By names of their own: to look one up in its module would touch more pages than the call.
+_set, _set_mask, _set_wakeup = _raw.signal, _raw.pthread_sigmask, _raw.set_wakeup_fd
+_DEFAULT, _INTERRUPTS = _raw.SIG_DFL, _raw.default_int_handler
+
 _IGNORED = int(signal.SIG_IGN)
 _HOLD, _LET_GO, _SET = int(signal.SIG_BLOCK), int(signal.SIG_UNBLOCK), int(signal.SIG_SETMASK)
 # Those of which the fork server wants to hear.
@@ -40,23 +44,29 @@ def note_ignored() -> None:
 
 def hold() -> None:
     """From now on signals wait."""
-    _raw.pthread_sigmask(_HOLD, _HELD)
+    _set_mask(_HOLD, _HELD)
 
 
 def let_go() -> None:
     """Those that waited come now."""
-    _raw.pthread_sigmask(_LET_GO, _HELD)
+    _set_mask(_LET_GO, _HELD)
 
 
 def begin_anew(is_command: bool) -> None:
     """What a process that has just been started does at each signal; a command is none of Python's."""
-    _raw.set_wakeup_fd(-1)
+    _set_wakeup(-1)
     # A worker that a script or nohup started may ignore some: its jobs do not inherit that.
-    for number in (*_CAUGHT, *_ignored, *(_PYTHON_IGNORES if is_command else ())):
-        _raw.signal(number, _raw.SIG_DFL)
-    _raw.signal(_INTERRUPT, _raw.SIG_DFL if is_command else _raw.default_int_handler)
+    for number in _CAUGHT:
+        _set(number, _DEFAULT)
+    for number in _ignored:
+        _set(number, _DEFAULT)
+    if not is_command:
+        _set(_INTERRUPT, _INTERRUPTS)
+        return
+    for number in (*_PYTHON_IGNORES, _INTERRUPT):
+        _set(number, _DEFAULT)
 
 
 def open_all() -> None:
     """No signal is held back, whatever this process has inherited."""
-    _raw.pthread_sigmask(_SET, ())
+    _set_mask(_SET, ())
