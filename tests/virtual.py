@@ -1,9 +1,10 @@
 """The queue's functions under a clock and draws that a test sets: the same Lua, under another name beside the library.
 
-Three things differ. `H.now` reads the time from a key: no time passes unless the test says so. A key that ends at some
-time ends by that clock. Where the order of a set's members is the server's affair (SRANDMEMBER, SMEMBERS), it is
-shuffled by a seed, so that every order that some server may choose comes up and one seed gives the same order on every
-server; or it is the order of their names. The typed stubs call these functions while `virtual_library` is open.
+Three things differ. `H.now` reads the time from a key, and so does what tells an event's: no time passes unless the
+test says so. A key that ends at some time ends by that clock. Where the order of a set's members is the server's
+affair (SRANDMEMBER, SMEMBERS), it is shuffled by a seed, so that every order that some server may choose comes up and
+one seed gives the same order on every server; or it is the order of their names. The typed stubs call these functions
+while `virtual_library` is open.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ CLOCK, DRAWS, ENDS = "gpulayer-virtual-clock", "gpulayer-virtual-draws", "gpulay
 START_MS = 1_000_000_000
 
 _NOW = re.compile(r"function H\.now\(\).*?\nend\n", re.DOTALL)
+_TOLD_AT = re.compile(r"function H\.told_at\(entry\).*? end\n")
 _VIRTUAL = f"""
 function H.now()
   local now = tonumber(redis.call('GET', '{CLOCK}'))
@@ -29,6 +31,7 @@ function H.now()
   end
   return now
 end
+function H.told_at() return H.now() end
 function H.ends_at(key, at) redis.call('ZADD', '{ENDS}', at, key) end
 """
 _END = "redis.call('PEXPIREAT', "
@@ -76,7 +79,8 @@ def virtual_source(patches: dict[str, str] | None = None) -> str:
     """The library with the clock replaced, and each text of `patches` that must occur in it."""
     parts = library.sources()
     parts["h_base.lua"], replaced = _NOW.subn(_VIRTUAL, parts["h_base.lua"])
-    assert replaced == 1, "h_base.lua no longer defines H.now as one function"
+    parts["h_base.lua"], told = _TOLD_AT.subn("", parts["h_base.lua"])
+    assert (replaced, told) == (1, 1), "h_base.lua no longer defines H.now and H.told_at as one function each"
     parts = {name: _DRAW.sub("H.drawn(", text.replace(_END, "H.ends_at(")) for name, text in parts.items()}
     parts["h_base.lua"] += _DRAWN
     code = library.assemble(parts, NAME)

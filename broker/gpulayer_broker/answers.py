@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from gpulayer_broker.damage import words
 
 
-@dataclass(frozen=True)
-class Submitted:
+class Submitted(NamedTuple):
     """outcome: added, existing, conflict, introduce (id: signature), full (id: limit), missing (id: predecessor)."""
 
     outcome: str

@@ -43,8 +43,8 @@ class Submission:
     `client` is told when it ends; `digest` is compared under one idempotency key; `after` are jobs that have to end
     first (`after_policy` succeeded or ended); `permit` is `key=limit`, `rate` is `key=limit/window_ms`; `keep_ms` is
     how long its result is kept, 0 for the namespace's own time; calls of one `lane` may be granted together;
-    `timeout_ms` is what ends an attempt, 0 for nothing; `signed` is a signature of the spec, kept with it and verified by
-    nobody yet.
+    `timeout_ms` is what ends an attempt, 0 for nothing; `signed` is a signature of the spec, which is kept with it and
+    which nobody verifies yet.
     """
 
     id: str

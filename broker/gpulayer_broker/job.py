@@ -182,7 +182,8 @@ class JobRecord:
 
 
 def _span_s(start_ms: int | None, end_ms: int | None) -> float | None:
-    return None if start_ms is None or end_ms is None else (end_ms - start_ms) / 1000
+    """The server's clock may have been put back in between."""
+    return None if start_ms is None or end_ms is None else max(0, end_ms - start_ms) / 1000
 
 
 def _measured_s(usage: bytes) -> float | None:

@@ -7,6 +7,7 @@ import pytest
 from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import Link, ReplyError
 from gpulayer_broker.functions import DeviceLot, Ending, Running, Submission
+from gpulayer_broker.job import RECORD_FIELDS, decode_record
 from tests.queueing import Hand, signature
 
 CPU = signature()
@@ -30,11 +31,36 @@ def test_a_submitted_job_is_queued_and_counted(hand: Hand) -> None:
     assert hand.link.call("HGET", hand.key("sigjobs"), CPU) == b"1"
 
 
+def server_ms(hand: Hand) -> int:
+    seconds, microseconds = hand.link.call("TIME")
+    return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+def test_a_job_enters_at_the_time_of_the_servers_clock(hand: Hand) -> None:
+    before_ms = server_ms(hand)
+    job = hand.submit(CPU)
+
+    assert before_ms <= int(hand.get(job, "created_ms")) == int(hand.get(job, "queued_ms")) <= server_ms(hand)
+
+
+def test_a_clock_that_is_put_back_makes_no_wait_shorter_than_none(hand: Hand) -> None:
+    later_ms = server_ms(hand) + 3_600_000
+    hand.link.call("XADD", hand.key("events"), f"{later_ms}-0", "job", "j_before", "state", "queued")
+    job = hand.submit(CPU)
+    hand.claim(hand.machine("w1", fits(CPU)), 1)
+    values = hand.link.call("HMGET", hand.key(f"job:{job}"), *RECORD_FIELDS)
+    record = decode_record(job, dict(zip(RECORD_FIELDS, values, strict=True)))
+
+    assert record is not None
+    assert (record.created_ms, record.queue_wait_s) == (later_ms, 0)
+
+
 def test_an_unknown_signature_is_asked_to_be_introduced_and_changes_nothing(hand: Hand) -> None:
     answer = hand.run(fn.submit(Submission("j_1", signature(tag="new"), b"spec")))
 
     assert (answer.outcome, answer.id) == ("introduce", signature(tag="new"))
     assert hand.state("j_1") == ""
+    assert hand.link.call("EXISTS", hand.key("sigjobs")) == 0
 
 
 def test_the_oldest_job_is_granted_and_its_spec_comes_back_verbatim(hand: Hand) -> None:

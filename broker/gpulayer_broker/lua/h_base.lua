@@ -12,14 +12,17 @@ function H.job(P, id) return P .. 'job:' .. id end
 local TRIM_EVERY = 64
 local since_trim = 0
 
--- one event a transition, at the time that its entry's id tells: page and API treat them as hints, so the stream is capped, now
--- and then
+-- one event a transition, at the time that its entry's id tells (never before that of the event before, if the clock is put back),
+-- which is returned: page and API treat them as hints, so the stream is capped, now and then
 function H.event(P, id, state)
   since_trim = since_trim + 1
   if since_trim < TRIM_EVERY then return redis.call('XADD', P .. 'events', '*', 'job', id, 'state', state) end
   since_trim = 0
-  redis.call('XADD', P .. 'events', 'MAXLEN', '~', '10000', '*', 'job', id, 'state', state)
+  return redis.call('XADD', P .. 'events', 'MAXLEN', '~', '10000', '*', 'job', id, 'state', state)
 end
+
+-- the time of an event, by its entry's id
+function H.told_at(entry) return string.match(entry, '^%d+') end
 
 -- moves a job between the state indexes; the score is the age at submit, so pages stay stable
 function H.index(P, id, from, to, score)

@@ -112,12 +112,14 @@ function H.ring_class(P, class, sig, need, now, except, heads)
   end
 end
 
--- wakes exactly one idle worker that fits and has room, for a job of that line, where it is named: its `owner` and `prio`
+-- wakes exactly one idle worker that fits and has room, for a job of that line, where it is named: its `owner` and `prio`; the
+-- clock is looked at where `now` is not told and somebody is idle
 function H.ring(P, sig, now, except, line)
   local some, tried = redis.call('SRANDMEMBER', P .. 'idleclasses', 8), {}
   if #some == 0 then return nil end
   local need, waiting = H.amounts(sig), nil
   if not need then return nil end
+  now = now or H.now()
   local function heads()
     waiting = waiting or H.heads_of(P, sig, line)
     return waiting
