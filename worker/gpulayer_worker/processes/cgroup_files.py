@@ -6,15 +6,16 @@ what cannot be written is an OSError, and after `close` nothing is there. Safe b
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 from gpulayer_worker.runner import cgroups
 
+T = TypeVar("T")
 File = tuple[str, str]
 
 READ_BYTES = 4096
@@ -48,8 +49,7 @@ class GroupFiles:
     def __init__(self, folders: Mapping[str, str], room: Room) -> None:
         self._folders = folders
         self._room = room
-        self._readers: dict[File, int] = {}
-        self._writers: dict[File, int] = {}
+        self._kept: dict[int, dict[File, int]] = {os.O_RDONLY: {}, os.O_WRONLY: {}}
         self._closed = False
         self._lock = threading.Lock()
         self._keeps_open = room.take()
@@ -61,20 +61,21 @@ class GroupFiles:
 
     def write(self, file: File, value: int | str) -> None:
         """Writes one value."""
-        with self._lock, self._opened(file, os.O_WRONLY, self._writers) as descriptor:
-            os.pwrite(descriptor, str(value).encode(), 0)
+        data = str(value).encode()
+        with self._lock:
+            self._use(file, os.O_WRONLY, lambda descriptor: os.pwrite(descriptor, data, 0))
 
     def has_groups_below(self) -> bool:
         """Whether somebody has made a group in one of its folders."""
         with self._lock:
-            return any(self._links((kind, ".")) > LINKS_OF_ONE for kind in self._folders)
+            return any(self._use((kind, "."), os.O_RDONLY, _links) > LINKS_OF_ONE for kind in self._folders)
 
     def close(self) -> None:
         with self._lock:
             if self._keeps_open and not self._closed:
                 self._room.give_back()
             self._closed = True
-            for kept in (self._readers, self._writers):
+            for kept in self._kept.values():
                 while kept:
                     os.close(kept.popitem()[1])
 
@@ -83,37 +84,37 @@ class GroupFiles:
 
     def _text(self, file: File) -> bytes | None:
         try:
-            if file in self._readers:
-                return os.pread(self._readers[file], READ_BYTES, 0)
-            with self._opened(file, os.O_RDONLY, self._readers) as descriptor:
-                return os.pread(descriptor, READ_BYTES, 0)
+            return self._use(file, os.O_RDONLY, _text)
         except OSError:
             return None
 
-    def _links(self, folder: File) -> int:
-        if folder in self._readers:
-            return os.fstat(self._readers[folder]).st_nlink
-        with self._opened(folder, os.O_RDONLY, self._readers) as descriptor:
-            return os.fstat(descriptor).st_nlink
-
-    @contextlib.contextmanager
-    def _opened(self, file: File, mode: int, kept: dict[File, int]) -> Iterator[int]:
-        """For one use, or for all where it is to be kept open."""
+    def _use(self, file: File, mode: int, use: Callable[[int], T]) -> T:
+        """What is done with the file's descriptor, which is kept where there is room for it."""
+        kept = self._kept[mode]
         if file in kept:
-            yield kept[file]
-            return
+            return use(kept[file])
         kind, name = file
         if self._closed or kind not in self._folders:
             raise FileNotFoundError(name)
-        descriptor = os.open(f"{self._folders[kind]}/{name}", mode | os.O_CLOEXEC)
+        # From an open folder it is not half as far as from the root.
+        folder = self._kept[os.O_RDONLY].get((kind, "."))
+        path = f"{self._folders[kind]}/{name}" if folder is None else name
+        descriptor = os.open(path, mode | os.O_CLOEXEC, dir_fd=folder)
         if self._keeps_open and name != READ_ANEW:
             kept[file] = descriptor
-            yield descriptor
-            return
+            return use(descriptor)
         try:
-            yield descriptor
+            return use(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _text(descriptor: int) -> bytes:
+    return os.pread(descriptor, READ_BYTES, 0)
+
+
+def _links(descriptor: int) -> int:
+    return os.fstat(descriptor).st_nlink
 
 
 @lru_cache(maxsize=64)
