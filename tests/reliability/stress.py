@@ -5,6 +5,7 @@ doubled, wrong or left. The seed decides jobs and faults, not their timing. `--g
 
 Killed (-9) are job processes, fork servers, workers, the supervisor and the queue server, each kind at least once. Each
 job appends a line to a file of its own when an attempt begins and ends: many attempts, none twice, one end accepted.
+Functions that are not tried again ride: their lanes are said to be quick all the time, also where they are not.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Stress:
         self._over = threading.Event()
         self._each_kind_killed = threading.Event()
         self._done: dict[str, list[str]] = {}
+        self._lanes: set[str] = set()
 
     def run(self) -> Report:
         began = time.monotonic()
@@ -138,8 +140,9 @@ class Stress:
             spec, options = self._spec(job)
             while not self._over.is_set():
                 with suppress(GpulayerError), self._history.call("submit", id=job.id):
-                    lane = {"lane": lane_of(spec)} if job.kind == "call" else {}
-                    desk.submit(spec, id=job.id, options=options, needs=needs, **self._gates(job), **lane)
+                    lane = "" if job.retried else lane_of(spec)
+                    self._lanes |= {lane} - {""}
+                    desk.submit(spec, id=job.id, options=options, needs=needs, lane=lane, **self._gates(job))
                     break
         desk.close()
 
@@ -155,8 +158,9 @@ class Stress:
         mark = self.marks / job.id
         if job.kind == "function":
             return self.desk.function_spec(self._function, str(mark), job.number), options
-        if job.kind == "call":
-            return self.desk.function_spec(self._call, str(mark), job.number, isolation="warm"), options
+        if job.kind in ("call", "quick"):
+            isolation = "warm" if job.kind == "call" else "fresh"
+            return self.desk.function_spec(self._call, str(mark), job.number, isolation=isolation), options
         begin, end = self._begin_and_end(mark)
         body = {
             "command": f"echo result {job.number}",
@@ -181,6 +185,7 @@ class Stress:
 
     def _keep_up(self) -> None:
         """What an init system does for workers, and any command of the user for the private set-up."""
+        link, root = Link(self.desk.endpoint), self.desk.queue.keys.root
         while not self._over.wait(0.1):
             for worker in self._workers:
                 if not worker.alive:
@@ -188,6 +193,9 @@ class Stress:
                     self.report.restarts += 1
             with suppress(GpulayerError):
                 private.ensure_private(SETTINGS)
+                for lane in list(self._lanes):
+                    link.call("SET", f"{root}lane:{lane}", "1000", "PX", 600_000)
+        link.close()
 
     def _disturb(self) -> None:
         """Kills one of each kind, then whatever the dice say."""
@@ -287,7 +295,7 @@ class Stress:
         out = []
         if ("end", attempt) not in [(word, number) for word, number, _ in marks]:
             out.append(f"{job.id} succeeded at attempt {attempt}, which never came to its end")
-        if job.kind in ("function", "call"):
+        if job.kind in ("function", "call", "quick"):
             value = self.desk.value(job.id)
             return out if value == [job.number, job.number**2] else [*out, f"{job.id} returned {value!r}"]
         if self.desk.whole_log(job.id) != job.words:

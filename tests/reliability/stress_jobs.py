@@ -56,11 +56,11 @@ class Report:
 
 
 def make_job(dice: random.Random, number: int) -> Job:
-    """Of each forty, ten in a row are quick calls of one warm function, which may ride together."""
+    """Of each forty, ten in a row are quick calls of a warm function, and ten those of one with a process each."""
     kind = dice.choices(("command", "function", "outputs", "failing"), (45, 35, 10, 10))[0]
     retried = kind == "failing" or dice.random() < 0.3
-    if number % 40 >= 30:
-        kind, retried = "call", False
+    if number % 20 >= 10:
+        kind, retried = "call" if number % 40 >= 30 else "quick", False
     return Job(number, f"j_stress{number:06d}", kind, retried)
 
 
@@ -79,7 +79,7 @@ def work(mark: str, number: int) -> list[int]:
 
 
 def call(mark: str, number: int) -> list[int]:
-    """The function of the jobs that are warm calls."""
+    """The function of the jobs that are quick calls."""
     import os
 
     attempt = os.environ["GPULAYER_ATTEMPT"]
