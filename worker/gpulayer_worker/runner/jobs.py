@@ -26,6 +26,21 @@ MARK = "GPULAYER_PROCESS"
 class Job:
     """One job that was started here and is not gone yet."""
 
+    __slots__ = (
+        "begun_s",
+        "ended",
+        "exit",
+        "files",
+        "folders",
+        "id",
+        "kill_at_s",
+        "killed",
+        "lease_until_s",
+        "pid",
+        "started",
+        "strays",
+    )
+
     def __init__(
         self,
         identifier: str,
@@ -78,6 +93,7 @@ class Jobs:
         self._by_id: dict[str, Job] = {}
         self._by_pid: dict[int, Job] = {}
         self._past: deque[int] = deque(maxlen=REMEMBERED_JOBS)
+        self._children = f"/proc/self/task/{os.getpid()}/children"
 
     def add(self, job: Job) -> None:
         """Takes up a job whose main process has just been forked."""
@@ -125,24 +141,37 @@ class Jobs:
 
     def sweep(self, childless: bool = False) -> list[Job]:
         """Deals with every orphan there is; the jobs that are gone now, and are forgotten here."""
-        owned = set()
+        orphans = None if childless else self._orphans()
+        kept = self._end_orphans(orphans) if orphans else ()
+        gone = []
+        for job in list(self._by_id.values()):
+            if job.ended and job.id not in kept:
+                gone.append(job)
+                del self._by_id[job.id]
+                self._past.append(job.pid)
+        return gone
+
+    def _end_orphans(self, orphans: set[int]) -> set[str]:
+        """Ends those whose job has ended; the ids of the jobs that have to wait for them."""
+        kept = set()
         unknown = []
-        for pid in () if childless else self._orphans():
+        for pid in orphans:
             owner = self._owner(pid)
             if owner is None:
                 unknown.append(pid)
             elif owner.ended:
-                owned.add(owner.id)
+                kept.add(owner.id)
                 self._end_stray(owner, pid)
-        owned.update(self._end_unknown(unknown))
-        gone = [job for job in self._by_id.values() if job.ended and job.id not in owned]
-        for job in gone:
-            del self._by_id[job.id]
-            self._past.append(job.pid)
-        return gone
+        kept.update(self._end_unknown(unknown))
+        return kept
 
     def _orphans(self) -> set[int]:
-        return proctree.children(os.getpid()) - set(self._by_pid)
+        """What the kernel has given to this process. It gives them to its main thread, which forks the jobs too."""
+        try:
+            listed = proctree.contents(self._children)
+        except OSError:
+            return proctree.children(os.getpid()).difference(self._by_pid)
+        return set(map(int, listed.split())).difference(self._by_pid)
 
     def _roots(self, job: Job) -> set[int]:
         roots = {pid for pid in self._orphans() if self._owner(pid) is job}

@@ -23,6 +23,8 @@ class News:
         self._outgoing = bytearray()
         # Process id, and the moment until which it may wait, of each job whose start is not told yet.
         self._starts: dict[str, tuple[int, float]] = {}
+        # Not later than the first of these moments.
+        self._look_at_starts_s: float | None = None
 
     def tell(self, event: str, **facts: Any) -> None:
         """Anything but a start or an end."""
@@ -30,25 +32,28 @@ class News:
 
     def tell_start(self, job: Job, linger_ms: int) -> None:
         """The job's process runs; it is told with its end, or when this time is over."""
-        self._starts[job.id] = job.pid, time.monotonic() + linger_ms / 1000
+        until_s = time.monotonic() + linger_ms / 1000
+        self._starts[job.id] = job.pid, until_s
+        if self._look_at_starts_s is None or until_s < self._look_at_starts_s:
+            self._look_at_starts_s = until_s
 
     def tell_end(self, event: str, job: Job) -> None:
         """The job's main process has `exited`, or all of the job is `gone`."""
         start = self._starts.pop(job.id, None)
+        if not self._starts:
+            self._look_at_starts_s = None
         pid = "" if start is None else f'"pid":{start[0]},'
         strays = json.dumps(job.strays) if job.strays else "[]"
         known = f'"id":{wire.quoted(job.id)},{pid}"exit":{job.exit},"strays":{strays}'
         self._outgoing += wire.framed(f'{{"event":"{event}",{known}}}')
 
     def due_in_s(self) -> float | None:
-        """How long until a start has to be told."""
-        if not self._starts:
-            return None
-        return min(until_s for _, until_s in self._starts.values()) - time.monotonic()
+        """How long until a start may have to be told."""
+        return None if self._look_at_starts_s is None else self._look_at_starts_s - time.monotonic()
 
     def send(self) -> bool:
         """Sends what is due, as far as it is taken now; whether something is left. OSError where nobody listens."""
-        if self._starts:
+        if self._look_at_starts_s is not None and self._look_at_starts_s <= time.monotonic():
             self._add_due_starts()
         while self._outgoing:
             taken = wire.send(self._link, bytes(self._outgoing[: wire.CHUNK_BYTES]))
@@ -59,7 +64,10 @@ class News:
 
     def _add_due_starts(self) -> None:
         now_s = time.monotonic()
-        due = [identifier for identifier, (_, until_s) in self._starts.items() if until_s <= now_s]
-        for identifier in due:
-            pid, _ = self._starts.pop(identifier)
-            self._outgoing += wire.framed(f'{{"event":"started","id":{wire.quoted(identifier)},"pid":{pid}}}')
+        for identifier, (pid, until_s) in list(self._starts.items()):
+            if until_s <= now_s:
+                del self._starts[identifier]
+                self._outgoing += wire.framed(
+                    f'{{"event":"started","id":{wire.quoted(identifier)},"pid":{pid}}}'
+                )
+        self._look_at_starts_s = min((until_s for _, until_s in self._starts.values()), default=None)

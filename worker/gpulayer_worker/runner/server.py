@@ -33,7 +33,9 @@ LAST_WAIT_S = 0.05
 LINGER_MS = 3
 # The same for a job that is one of many like it, of which hardly any has run longer.
 QUICK_LINGER_MS = 20
-FORK_WARNS = tuple(sys.version_info) >= (3, 12)
+# A handler that only makes the signal wake the loop. It takes what a handler is given, and is no function of Python's,
+# of which each touches pages that the last fork has made expensive.
+IGNORE: Any = {}.get
 
 
 class Server:
@@ -72,8 +74,8 @@ class Server:
                 else:
                     self._read()
             # What has got an earlier deadline in this round is met in the next, which waits no longer than for it.
-            if due_s is not None:
-                self._look_at_clocks(due_s)
+            if due_s is not None and due_s <= proctree.lease_clock_s():
+                self._end_overdue()
             # The worker hears of those that are gone before what has waited for them begins.
             self._flush()
             self._start_due()
@@ -82,7 +84,7 @@ class Server:
 
     def _catch_signals(self) -> None:
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, _ignore)
+        signal.signal(signal.SIGCHLD, IGNORE)
         signal.signal(signal.SIGTERM, self._close)
         # A second way to learn of the worker's death, for the case that something else holds its end of the
         # socket. The signal also comes when only the thread that started us ends, therefore the look at the
@@ -185,7 +187,9 @@ class Server:
         files = set() if folders else held_files(pipes, self._null)
         job = Job(message["id"], pid, lease_until_s, files, started, folders)
         self._jobs.add(job)
-        self._news.tell_start(job, linger_ms(message))
+        linger_ms = QUICK_LINGER_MS if message["is_quick"] else LINGER_MS
+        # Of a process that serves many calls, the first is waiting.
+        self._news.tell_start(job, 0 if message["kind"] == "warm" else linger_ms)
 
     def _refuse(self, identifier: str, error: str) -> None:
         self._news.tell("refused", id=identifier, error=error)
@@ -196,7 +200,7 @@ class Server:
         signals.hold()
         try:
             server = os.getpid()
-            pid = fork_quietly()
+            pid = fork()
             if pid == 0:
                 child.become_job(
                     message, pipes, server, [self._link.fileno(), self._wake_reader, self._wake_writer]
@@ -287,10 +291,8 @@ class Server:
             self._news.tell_end("gone", job)
             self._lined_up.release(job.id)
 
-    def _look_at_clocks(self, due_s: float) -> None:
+    def _end_overdue(self) -> None:
         now_s = proctree.lease_clock_s()
-        if due_s > now_s:
-            return
         for job in self._jobs.overdue(now_s):
             if job.lease_over(now_s):
                 self._news.tell("expired", id=job.id)
@@ -309,21 +311,10 @@ class Server:
             self._drain_wakeups()
 
 
-def _ignore(*_: object) -> None:
-    """A handler that only makes the signal wake the loop."""
-
-
 def close_all(descriptors: list[int]) -> None:
     """Closes the fork server's copies of what a job is given open."""
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def linger_ms(message: dict[str, Any]) -> int:
-    """How long news of this start may wait for more. Of a process that serves many calls, the first is waiting."""
-    if message["kind"] == "warm":
-        return 0
-    return QUICK_LINGER_MS if message["is_quick"] else LINGER_MS
 
 
 def note_own_state() -> None:
@@ -337,11 +328,12 @@ def note_own_state() -> None:
 
 def fork_quietly() -> int:
     """os.fork without its warning: the threads it may find are those that a preloaded library keeps to itself."""
-    if not FORK_WARNS:
-        return os.fork()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
+
+
+fork = fork_quietly if sys.version_info >= (3, 12) else os.fork
 
 
 def told_exit(code: int, usage: Any, wall_s: float) -> str:

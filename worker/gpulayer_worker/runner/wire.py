@@ -123,15 +123,14 @@ class Decoder:
             if message is None:
                 break
             start = end
-            yield message, self._descriptors_of(message)
+            yield message, self._take(message["descriptors"]) if "descriptors" in message else []
         self._parts = [data[start:]] if start < size else []
         self._missing_bytes = end - size
 
-    def _descriptors_of(self, message: dict[str, Any]) -> list[int]:
-        count = message.get("descriptors", 0)
+    def _take(self, count: int) -> list[int]:
         if count > len(self._descriptors):
             raise BrokenWire(f"a message names {count} descriptors that did not come")
-        return [self._descriptors.popleft() for _ in range(count)] if count else []
+        return [self._descriptors.popleft() for _ in range(count)]
 
     def _next(self, data: bytes, start: int, size: int) -> tuple[dict[str, Any] | None, int]:
         """The message at `start`, None where it is not whole; and where it ends, as far as that is known."""
