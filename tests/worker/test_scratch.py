@@ -8,23 +8,60 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpulayer_worker.scratch import (
     FOLDERS,
+    SETTLED_S,
     SPARES,
     TEMPORARY_PATH_BYTES,
     Scratch,
     Scratches,
     folder_in,
 )
+from tests.support import PATIENCE_S, wait_until
+
+
+class Clock:
+    """Stands until somebody moves it."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 @pytest.fixture
-def scratches(tmp_path: Path) -> Scratches:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def scratches(tmp_path: Path, clock: Clock) -> Scratches:
     (tmp_path / "scratch").mkdir()
-    return Scratches(tmp_path / "scratch", tmp_path / "links")
+    return Scratches(tmp_path / "scratch", tmp_path / "links", clock)
+
+
+def long_known(scratches: Scratches, clock: Clock) -> Scratch:
+    """A folder that was found empty long ago."""
+    known = scratches.make("j_0", 1)
+    changed_ns = os.stat(known.home).st_ctime_ns
+    scratches.give_back(known)
+    clock.now_s += SETTLED_S + 1
+
+    def moved_on() -> bool:
+        os.utime(scratches.base)
+        return os.stat(scratches.base).st_ctime_ns > changed_ns
+
+    wait_until(moved_on, PATIENCE_S, "the file system's clock goes on")
+    return scratches.make("j_1", 1)
+
+
+def first_of_all(scratches: Scratches, _: Clock) -> Scratch:
+    return scratches.make("j_1", 1)
 
 
 def inode(scratch: Scratch) -> int:
@@ -90,6 +127,7 @@ def _no_root(scratch: Scratch) -> None:
     os.rename(scratch.root, f"{scratch.root}-elsewhere")
 
 
+@pytest.mark.parametrize("make", [first_of_all, long_known])
 @pytest.mark.parametrize(
     "change",
     [
@@ -104,8 +142,13 @@ def _no_root(scratch: Scratch) -> None:
         _no_root,
     ],
 )
-def test_what_a_job_changed_is_not_handed_on(scratches: Scratches, change: Callable[[Scratch], None]) -> None:
-    first = scratches.make("j_1", 1)
+def test_what_a_job_changed_is_not_handed_on(
+    scratches: Scratches,
+    clock: Clock,
+    change: Callable[[Scratch], None],
+    make: Callable[[Scratches, Clock], Scratch],
+) -> None:
+    first = make(scratches, clock)
     kept = inode(first)
     fresh = modes(first)
     holder = os.open(
@@ -125,8 +168,11 @@ def test_what_a_job_changed_is_not_handed_on(scratches: Scratches, change: Calla
 
 
 @pytest.mark.skipif(not hasattr(os, "setxattr"), reason="attributes of files: Linux only")
-def test_a_folder_with_attributes_is_not_handed_on(scratches: Scratches) -> None:
-    first = scratches.make("j_1", 1)
+@pytest.mark.parametrize("make", [first_of_all, long_known])
+def test_a_folder_with_attributes_is_not_handed_on(
+    scratches: Scratches, clock: Clock, make: Callable[[Scratches, Clock], Scratch]
+) -> None:
+    first = make(scratches, clock)
     kept = inode(first)
     holder = os.open(first.root, os.O_RDONLY)
     try:
@@ -136,6 +182,56 @@ def test_a_folder_with_attributes_is_not_handed_on(scratches: Scratches) -> None
         assert inode(scratches.make("j_2", 1)) != kept
     finally:
         os.close(holder)
+
+
+def looks_into(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders that are looked into from now on."""
+    looked, listdir = list[str](), os.listdir
+
+    def noted(path: str) -> list[str]:
+        looked.append(path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", noted)
+    return looked
+
+
+def test_folders_below_are_not_looked_into_while_nothing_is_done_to_them(
+    scratches: Scratches, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = long_known(scratches, clock)
+    looked = looks_into(monkeypatch)
+
+    scratches.give_back(scratch)
+    assert looked == [scratch.root]
+    kept = scratches.make("j_2", 1)
+    _file_in_work(kept)
+    os.unlink(f"{kept.work}/left")
+    scratches.give_back(kept)
+
+    assert set(looked[1:]) == {kept.root, kept.work, kept.outputs, kept.home}
+    assert contents(scratches.make("j_3", 1)) == ["home", "work", "work/outputs"]
+
+
+def test_what_a_job_left_within_one_step_of_the_file_systems_clock_is_seen(
+    scratches: Scratches, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lstat = os.lstat
+
+    def in_steps(path: str, **options: Any) -> SimpleNamespace:
+        facts = lstat(path, **options)
+        names = ("st_mode", "st_uid", "st_dev", "st_ino")
+        return SimpleNamespace(st_ctime_ns=0, **{name: getattr(facts, name) for name in names})
+
+    monkeypatch.setattr(os, "lstat", in_steps)
+    scratches.give_back(scratches.make("j_1", 1))
+    clock.now_s += SETTLED_S
+    second = scratches.make("j_2", 1)
+    _file_in_work(second)
+
+    scratches.give_back(second)
+
+    assert contents(scratches.make("j_3", 1)) == ["home", "work", "work/outputs"]
 
 
 def test_a_folder_of_the_same_attempt_is_made_anew(scratches: Scratches) -> None:

@@ -5,13 +5,19 @@ function's pickle) lies beside them, and tmp/ where it has a folder for temporar
 
 Making and removing folders is a good part of what a tiny job costs. Those that a job has left as it was given them,
 with nothing in them, are given to another; all others are removed. A job cannot tell which kind it has.
+
+Whatever is done to a folder moves the time of its last change, which nobody can set: one whose time is as it was need
+not be looked into. File systems tell that time in steps, so it counts only where it was seen long before a job had the
+folder.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +25,34 @@ from pathlib import Path
 from gpulayer_worker.removing import remove_tree
 
 SPARES = 16
+# Far more than a step of any file system's clock.
+SETTLED_S = 2.0
 # A socket's path has 107 bytes, and programs make theirs some levels below their folder for temporary files.
 TEMPORARY_PATH_BYTES = 60
 HAS_ATTRIBUTES = hasattr(os, "listxattr")
 
 
+# Device, number and time of the last change of a folder.
+Mark = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Folders that were found empty: which they were, with the times of their last changes, and the moment."""
+
+    marks: tuple[Mark, ...]
+    at_s: float
+
+
 @dataclass(frozen=True)
 class Scratch:
-    """The folders of one attempt, as text: to make a path of each takes longer than to give them to a job."""
+    """The folders of one attempt, as text: to make a path of each takes longer than to give them to a job.
+
+    `seen` tells what those below it were when they were last looked into, and when that was.
+    """
 
     root: str
+    seen: Seen | None = None
 
     @property
     def work(self) -> str:
@@ -57,13 +81,14 @@ class Scratch:
 class Scratches:
     """The scratch folders of one worker, below `base`; threads may share it. `links` is for short names of some."""
 
-    def __init__(self, base: Path, links: Path) -> None:
+    def __init__(self, base: Path, links: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
         self.base = str(base)
+        self._clock_s = clock_s
         self._links = links
         self._linked: set[str] = set()
         self._spare = str(base.with_name("spare"))
         self._numbers = iter(range(1 << 62))
-        self._spares: deque[str] = deque()
+        self._spares: deque[Scratch] = deque()
         # Mode and owner of each folder.
         self._as_made: dict[str, tuple[int, int]] = {}
         remove_tree(self._spare)
@@ -72,12 +97,8 @@ class Scratches:
     def make(self, job_id: str, attempt: int) -> Scratch:
         """New and empty: what a former attempt of the same number left is removed first."""
         # A chunk's id holds a slash.
-        scratch = Scratch(f"{self.base}/{job_id.replace('/', '-')}.{attempt}")
-        if not self._recycled(scratch.root):
-            if os.path.lexists(scratch.root):
-                remove_tree(scratch.root)
-            self._make(scratch)
-        return scratch
+        root = f"{self.base}/{job_id.replace('/', '-')}.{attempt}"
+        return self._recycled(root) or self._made(root)
 
     def make_temporary(self, scratch: Scratch) -> str:
         """The folder for temporary files, by a name that is short enough for sockets in it."""
@@ -98,50 +119,63 @@ class Scratches:
                 os.unlink(self._links / scratch.name)
         if len(self._spares) < SPARES:
             with suppress(OSError):
-                if self._emptied(scratch):
-                    self._keep(scratch.root)
+                if seen := self._emptied(scratch):
+                    self._keep(scratch.root, seen)
                     return
         remove_tree(scratch.root)
 
-    def _recycled(self, root: str) -> bool:
-        """Whether another's folder serves; not where something of that name is there, unless it is an empty folder."""
+    def _recycled(self, root: str) -> Scratch | None:
+        """Another's folder, if one serves; none does where something of that name is there, but for an empty folder."""
         try:
             spare = self._spares.popleft()
         except IndexError:
-            return False
+            return None
         try:
-            os.rename(spare, root)
+            os.rename(spare.root, root)
         except OSError:
-            remove_tree(spare)
-            return False
-        return True
+            remove_tree(spare.root)
+            return None
+        is_settled = spare.seen is not None and self._clock_s() - spare.seen.at_s > SETTLED_S
+        return Scratch(root, spare.seen if is_settled else None)
 
-    def _make(self, scratch: Scratch) -> None:
-        os.makedirs(scratch.root, mode=0o700)
+    def _made(self, root: str) -> Scratch:
+        scratch = Scratch(root)
+        if os.path.lexists(root):
+            remove_tree(root)
+        os.makedirs(root, mode=0o700)
         for folder in (scratch.work, scratch.outputs, scratch.home):
             os.mkdir(folder)
         if not self._as_made:
-            self._as_made = {folder: _mode_and_owner(folder_in(scratch, folder)) for folder in FOLDERS}
+            facts = {folder: os.lstat(folder_in(scratch, folder)) for folder in FOLDERS}
+            self._as_made = {folder: (fact.st_mode, fact.st_uid) for folder, fact in facts.items()}
+        return scratch
 
-    def _keep(self, root: str) -> None:
+    def _keep(self, root: str, seen: Seen) -> None:
         spare = f"{self._spare}/{next(self._numbers)}"
         try:
             os.rename(root, spare)
         except FileNotFoundError:
             os.makedirs(self._spare, mode=0o700, exist_ok=True)
             os.rename(root, spare)
-        self._spares.append(spare)
+        self._spares.append(Scratch(spare, seen))
 
-    def _emptied(self, scratch: Scratch) -> bool:
-        """Whether the folders are as they were given, once the files beside them are removed."""
-        for folder, inside in FOLDERS.items():
-            path = folder_in(scratch, folder)
-            if _mode_and_owner(path) != self._as_made.get(folder) or _is_marked(path):
-                return False
-            beside = set(os.listdir(path)) - inside
-            if beside and not (folder == "" and _unlinked(path, beside)):
-                return False
-        return True
+    def _emptied(self, scratch: Scratch) -> Seen | None:
+        """When the folders were last seen to be as they were given, once the files beside them are removed."""
+        if not self._is_as_made(scratch, "", os.lstat(scratch.root)):
+            return None
+        below = {folder: os.lstat(folder_in(scratch, folder)) for folder in BELOW}
+        marks = tuple((facts.st_dev, facts.st_ino, facts.st_ctime_ns) for facts in below.values())
+        if scratch.seen is not None and scratch.seen.marks == marks:
+            return scratch.seen
+        are_as_made = all(self._is_as_made(scratch, folder, facts) for folder, facts in below.items())
+        return Seen(marks, self._clock_s()) if are_as_made else None
+
+    def _is_as_made(self, scratch: Scratch, folder: str, facts: os.stat_result) -> bool:
+        path = folder_in(scratch, folder)
+        if (facts.st_mode, facts.st_uid) != self._as_made.get(folder) or _is_marked(path):
+            return False
+        beside = set(os.listdir(path)) - FOLDERS[folder]
+        return not beside or (folder == "" and _unlinked(path, beside))
 
 
 # Every folder below a scratch folder, and what is in it when it is given to a job.
@@ -151,15 +185,11 @@ FOLDERS: dict[str, set[str]] = {
     "home": set(),
     "": {"work", "home"},
 }
+BELOW = tuple(folder for folder in FOLDERS if folder)
 
 
 def folder_in(scratch: Scratch, name: str) -> str:
     return f"{scratch.root}/{name}" if name else scratch.root
-
-
-def _mode_and_owner(path: str) -> tuple[int, int]:
-    facts = os.lstat(path)
-    return facts.st_mode, facts.st_uid
 
 
 def _unlinked(folder: str, names: set[str]) -> bool:
