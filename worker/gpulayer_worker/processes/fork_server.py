@@ -252,10 +252,9 @@ class ForkServer:
         self._watchdog.heard()
         started: list[HandedOver] = []
         for event, _ in self._decoder.feed(*received):
-            if event["event"] == "started":
-                started.append(self._event_started(event))
-            else:
-                getattr(self, "_event_" + event["event"])(event)
+            running = getattr(self, "_event_" + event["event"])(event)
+            if running is not None:
+                started.append(running)
         for running in started:
             self._watch(running)
 
@@ -282,10 +281,12 @@ class ForkServer:
 
         return read
 
-    def _event_exited(self, event: dict[str, Any]) -> None:
+    def _event_exited(self, event: dict[str, Any]) -> HandedOver | None:
+        """What is left of it is to be heard too, where it was not yet."""
         running = self._ended(event)
         running.exit = exit_of(event["exit"])
         running.handle.exited.tell(running.exit)
+        return running if "pid" in event else None
 
     def _ended(self, event: dict[str, Any]) -> HandedOver:
         """Whose end this is; of one that has ended soon it is the first that is heard."""
