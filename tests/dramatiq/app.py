@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from dramatiq.middleware import Middleware, Shutdown
 
 from gpulayer_broker.broker import CapabilityBroker
 from gpulayer_broker.settings import load_settings
+from tests.support import PATIENCE_S
 
 broker = CapabilityBroker(os.environ["APP_QUEUE"], settings=load_settings())
 dramatiq.set_broker(broker)
@@ -24,13 +27,34 @@ def tell(line: str) -> None:
         file.write(f"{line}\n")
 
 
+class Ready(logging.Handler):
+    """Hears Dramatiq say that its process is up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() == "Worker process is ready for action.":
+            self.heard.set()
+
+
+ready = Ready()
+logging.getLogger("dramatiq").addHandler(ready)
+
+
 class Dies(Middleware):
-    """Kills its process, once, at the moment that APP_DIES names: the follow-up is over, or the end is committed."""
+    """Kills its process, once, at the moment that APP_DIES names: the follow-up is over, or the end is committed.
+
+    Not before it has told its master that it is up: killed with the lock of that in its hand, it leaves a master that
+    waits for the lock for ever.
+    """
 
     def _die(self, moment: str) -> None:
         marker = os.environ["APP_TOLD"] + ".died"
         if os.environ.get("APP_DIES") == moment and not os.path.exists(marker):
             open(marker, "w").close()
+            assert ready.heard.wait(PATIENCE_S), "Dramatiq does not say that it is up"
             os.kill(os.getpid(), signal.SIGKILL)
 
     def before_ack(self, broker: dramatiq.Broker, message: dramatiq.MessageProxy) -> None:

@@ -44,8 +44,7 @@ def test_each_process_has_connections_of_its_own(
     assert sorted(lines()) == sorted(f"{step} {n}" for step in ("first", "second") for n in range(30))
 
 
-# Dramatiq's master waits so long for a process to say that it is up, and one may be killed before it has.
-DYING = ("--processes", "1", "--threads", "1", "--worker-fork-timeout", "1000")
+DYING = ("--processes", "1", "--threads", "1")
 
 
 def _target() -> dict[str, object]:
