@@ -79,7 +79,7 @@ def _rq(programs: Path, socket: str, processes: int) -> list[str]:
 OURS = System(
     "gpulayer",
     "GPUlayer",
-    {"fresh delay": 200, "fresh map": 200, "warm delay": 2000, "warm map": 20_000},
+    {"fresh delay": 400, "fresh map": 400, "warm delay": 2000, "warm map": 20_000},
     {"fresh delay": 60, "warm delay": 200},
     _gpulayer,
     own=True,
