@@ -113,10 +113,7 @@ class FreshRide:
             # What has ended is told all the same, and what has not goes back.
             log.exception("a ride broke off")
         finally:
-            for run in self.begun:
-                run.handle.kill()
-            for run in self.begun:
-                run.break_off()
+            self._break_off()
         return self.tally.outcome(self.everybody)
 
     def _run_all(self) -> None:
@@ -128,6 +125,13 @@ class FreshRide:
                 self._let_go()
                 self._stay()
             self._end()
+
+    def _break_off(self) -> None:
+        """What still runs is ended: nobody will hear of it."""
+        for run in self.begun:
+            run.handle.kill()
+        for run in self.begun:
+            run.break_off()
 
     # --- before ---
 
