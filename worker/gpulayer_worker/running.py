@@ -143,8 +143,10 @@ class Run:
 
     def end(self) -> Outcome:
         """Waits for the end of what has begun; what it came to."""
+        ending = self._ending
+        del self._ending  # it refers to this run, which is over when that is called
         with self._left:
-            return self._ended(self._ending(), self._scratch, self._log)
+            return self._ended(ending(), self._scratch, self._log)
 
     def _begin(self, left: ExitStack) -> Outcome | None:
         """As `begin`; `left` is to be closed when all is over."""
@@ -162,6 +164,9 @@ class Run:
         return self._in_scratch(self._scratch, needs, left)
 
     def _let_go(self) -> None:
+        # What has ended and what was to be done to it do not refer to each other any more: all of it is gone at once,
+        # and the collector of cycles is not needed.
+        self.attempt.on_stop = self.attempt.on_interrupt = self.attempt.on_lease = _nothing
         self.shop.bounds.forget(self.attempt.token)
         self.shop.meters.end(self.attempt.token)
         self.shop.cleaner.do(partial(self._clear, self._scratch))
@@ -269,7 +274,7 @@ class Run:
             python=self.shop.python,
             preload=frozenset(self.spec.call.modules if self.spec.call else ()),
             lease_until_s=None if self.spec.on_outage == "keep" else self.attempt.lease_until_s,
-            on_progress=self._progress,
+            on_progress=partial(progressed, self.attempt, self.shop.on_started),
             on_running=partial(self.shop.logs.watch, self.unread) if self.unread else None,
             cgroups=self.group.folders if self.group else (),
             after=self.after,
@@ -367,10 +372,6 @@ class Run:
         )
 
     # --- while it runs ---
-
-    def _progress(self, progress: dict[str, Any]) -> None:
-        self.attempt.progress = dumps(progress).decode()
-        self.shop.on_started()
 
     def _end(self, handle: JobHandle, reason: str) -> None:
         """Somebody wants the end: what nobody will hear of any more is killed at once, the rest gets its grace."""
@@ -473,6 +474,16 @@ class Run:
 
 # Many jobs of a worker ask for the same.
 _requirements = lru_cache(maxsize=256)(decode_requirements)
+
+
+def progressed(attempt: Attempt, tell: Callable[[], None], progress: dict[str, Any]) -> None:
+    """A job says how far it is; not the run's own, to which whoever hears it would refer."""
+    attempt.progress = dumps(progress).decode()
+    tell()
+
+
+def _nothing(*_: object) -> None:
+    """Is done to an attempt that is over."""
 
 
 def version_of(call: specs.FunctionCall) -> tuple[int, int, int]:

@@ -28,7 +28,7 @@ from gpulayer_worker.outcomes import NO_REPORT, out_of_memory, process_outcome, 
 from gpulayer_worker.processes.job import Ending, Exit
 from gpulayer_worker.processes.pool import is_the_jobs_own
 from gpulayer_worker.processes.warm import Answer, Batch, BatchEnd, WarmKey, WarmProcess, ending_of
-from gpulayer_worker.running import PIPES_PATIENCE_S, Run, version_of
+from gpulayer_worker.running import PIPES_PATIENCE_S, Run, progressed, version_of
 from gpulayer_worker.scratch import Scratch
 from gpulayer_worker.tally import told_alone
 
@@ -116,7 +116,7 @@ class WarmRun(Run):
             lease_until_s=None if self.spec.on_outage == "keep" else self.attempt.lease_until_s,
             timeout_s=self.spec.timeout_s,
             grace_s=settings.term_grace_s,
-            on_progress=self._progress,
+            on_progress=partial(progressed, self.attempt, self.shop.on_started),
         )
 
     def _key(self, env: Any, needs: Requirements) -> WarmKey:
