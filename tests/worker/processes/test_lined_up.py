@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -285,6 +286,33 @@ def test_nothing_of_a_line_that_is_over_stays_open(line: Line) -> None:
     for handle in handles:
         handle.wait(PATIENCE_S)
 
+    assert line.open_files() == before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_asked_of_lines_all_are_told_and_nothing_is_left(line: Line, seed: int) -> None:
+    line.first("exit 0").wait(PATIENCE_S)
+    before, random = line.open_files(), Random(seed)
+    handles: list[JobHandle] = []
+    asked: list[Callable[[JobHandle], object]] = [recalled, ended, killed, str, str, str]
+    for _ in range(50):
+        handles.append(
+            line.shell(
+                random.choice(["exit 0", "sleep 0.02", "sleep 0.02 & exit 0"]),
+                after=random.choice(handles[-5:]).id if handles and random.random() < 0.8 else "",
+                is_quick=random.random() < 0.5,
+                lease_until_s=proctree.lease_clock_s() + random.choice([0.05, 10 * PATIENCE_S]),
+                on_progress=print,
+            )
+        )
+        random.choice(asked)(random.choice(handles[-8:]))
+
+    for handle in handles:
+        end = handle.wait(PATIENCE_S)
+        assert not end.lost
+        assert (end.exit is None) == (end.refused is not None)
+        assert handle.started.done()
+    assert line.running() == set()
     assert line.open_files() == before
 
 
