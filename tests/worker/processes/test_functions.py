@@ -472,7 +472,7 @@ def test_a_jobs_own_forks_mend_what_a_fork_breaks(bench: Bench) -> None:
 
 def told_at_own_forks() -> list[bytes]:
     """What an action that a job has registered before its first fork says at two forks."""
-    reader, writer = os.pipe()
+    reader, writer = os.pipe2(os.O_NONBLOCK)
     os.register_at_fork(before=lambda: os.write(writer, b"b"), after_in_child=lambda: os.write(writer, b"c"))
     said = []
     for _ in range(2):
@@ -486,6 +486,13 @@ def told_at_own_forks() -> list[bytes]:
 
 def test_what_a_job_asks_for_at_its_forks_is_done_at_each(bench: Bench) -> None:
     assert value(bench.run(told_at_own_forks)) == [b"bc", b"bc"]
+
+
+def test_a_jobs_forks_open_no_lock_that_they_have_not_closed(bench: Bench) -> None:
+    handle = bench.function(told_at_own_forks)
+
+    assert value(handle.wait(PATIENCE_S))
+    assert bench.err(handle) == ""
 
 
 def main_thread_in_the_system() -> bool:
