@@ -74,6 +74,26 @@ def test_each_keeps_its_own_output_and_results_files(desk: Desk, hire: Hire) -> 
             assert not desk.record(job).outputs
 
 
+def test_a_call_that_only_wrote_is_not_given_the_files_of_the_next(desk: Desk, hire: Hire) -> None:
+    def work(n: int) -> None:
+        fork_server = Path(f"/proc/{os.getppid()}/stat").read_text()
+        worker = int(fork_server.rpartition(") ")[2].split()[1])
+        if n == 0:
+            os.kill(worker, signal.SIGSTOP)  # it hears of this call's end together with the next one's
+            print("words")
+        if n == 1:
+            Path("outputs", "file.txt").write_text("1")
+            os.kill(worker, signal.SIGCONT)
+
+    line = Line(desk, work)
+    hire(slots=1)
+    line.states()
+
+    assert desk.whole_log(line.jobs[0]) == b"words\n"
+    assert not desk.record(line.jobs[0]).outputs
+    assert desk.output(line.jobs[1], "outputs/file.txt") == b"1"
+
+
 def test_what_a_call_does_to_its_process_does_not_reach_the_next(desk: Desk, hire: Hire) -> None:
     def work(n: int) -> tuple[str, str | None]:
         seen = (os.path.basename(os.getcwd()), os.environ.get("LEFT"))

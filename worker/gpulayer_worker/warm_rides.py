@@ -245,7 +245,7 @@ class _Leg:
         is_quiet = self._log(call, answer.written) and not answer.report.header.get("marked")
         if not is_quiet:
             self.is_spoilt = True
-            fields |= self._kept(call)
+            fields |= self._kept(call, has_left_something=bool(answer.report.header.get("marked")))
         took_us = int(answer.wall_s * 1e6) if is_quiet else -1
         run.tally.add(call.attempt, replace(outcome, fields={**outcome.fields, **fields}), took_us)
         run.tally.tell_some()
@@ -265,14 +265,16 @@ class _Leg:
                 self.shop.logs.feed(call.log, stream, data)
         return call.log is None
 
-    def _kept(self, call: Call) -> dict[str, Arg]:
-        """What is kept of a call that wrote or left something."""
+    def _kept(self, call: Call, has_left_something: bool) -> dict[str, Arg]:
+        """What is kept of a call that wrote or left something. After one that only wrote, the next runs already: what
+        is in the folder then is that one's."""
         run, fields, notes = self.run_, dict[str, Arg](), list[str]()
         try:
-            outputs = gather(run.spec, self.scratch, None, run.store, self.shop.settings.artifact_bytes)
-            notes += outputs.notes
-            if outputs.digest:
-                fields["outputs"] = outputs.digest
+            if has_left_something:
+                outputs = gather(run.spec, self.scratch, None, run.store, self.shop.settings.artifact_bytes)
+                notes += outputs.notes
+                if outputs.digest:
+                    fields["outputs"] = outputs.digest
             if call.log is not None:
                 self.shop.logs.finish(call.log, 0)
                 fields["logs"] = dumps({"0": call.log.store(run.store)})
@@ -324,7 +326,7 @@ class _Leg:
             outcome = killed or process_outcome(ending, NO_REPORT)
         self._log(call, [os.fstat(file).st_size for file in self.files])
         if outcome.verdict != "released":
-            outcome = replace(outcome, fields={**outcome.fields, **self._kept(call)})
+            outcome = replace(outcome, fields={**outcome.fields, **self._kept(call, has_left_something=True)})
         run.tally.add(attempt, with_last_words(outcome, call.log), -1)
 
 
