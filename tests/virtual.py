@@ -21,7 +21,7 @@ CLOCK, DRAWS, ENDS = "gpulayer-virtual-clock", "gpulayer-virtual-draws", "gpulay
 START_MS = 1_000_000_000
 
 _NOW = re.compile(r"function H\.now\(\).*?\nend\n", re.DOTALL)
-_TOLD_AT = re.compile(r"function H\.told_at\(entry\).*? end\n")
+_TOLD_AT = re.compile(r"function H\.told_at\(entry\).*?\nend\n", re.DOTALL)
 _VIRTUAL = f"""
 function H.now()
   local now = tonumber(redis.call('GET', '{CLOCK}'))

@@ -193,5 +193,5 @@ class Keys:
         return f"{self.root}pages:{job_id}"
 
     def named(self, name: str) -> str:
-        """A key of which a namespace has one: `workers`, `open`, `classcaps`, …"""
+        """A key of which a namespace has one: `workers`, `sigjobs`, `classcaps`, …"""
         return f"{self.root}{name}"

@@ -7,7 +7,7 @@ import pytest
 from gpulayer_broker import functions as fn
 from gpulayer_broker.connection import Link, ReplyError
 from gpulayer_broker.functions import DeviceLot, Ending, Running, Submission
-from gpulayer_broker.job import RECORD_FIELDS, decode_record
+from gpulayer_broker.job import RECORD_FIELDS, decode_record, new_job_id
 from tests.queueing import Hand, signature
 
 CPU = signature()
@@ -43,16 +43,52 @@ def test_a_job_enters_at_the_time_of_the_servers_clock(hand: Hand) -> None:
     assert before_ms <= int(hand.get(job, "created_ms")) == int(hand.get(job, "queued_ms")) <= server_ms(hand)
 
 
-def test_a_clock_that_is_put_back_makes_no_wait_shorter_than_none(hand: Hand) -> None:
+def test_a_clock_that_was_ahead_once_does_not_date_what_comes_later(hand: Hand) -> None:
     later_ms = server_ms(hand) + 3_600_000
     hand.link.call("XADD", hand.key("events"), f"{later_ms}-0", "job", "j_before", "state", "queued")
+    before_ms = server_ms(hand)
+    jobs = [hand.submit(CPU) for _ in range(3)]
+
+    assert all(before_ms <= int(hand.get(job, "created_ms")) <= server_ms(hand) for job in jobs)
+
+
+def test_a_clock_that_is_put_back_makes_no_wait_shorter_than_none(hand: Hand) -> None:
     job = hand.submit(CPU)
+    hand.link.call("HSET", hand.key(f"job:{job}"), "queued_ms", server_ms(hand) + 3_600_000)
     hand.claim(hand.machine("w1", fits(CPU)), 1)
     values = hand.link.call("HMGET", hand.key(f"job:{job}"), *RECORD_FIELDS)
     record = decode_record(job, dict(zip(RECORD_FIELDS, values, strict=True)))
 
     assert record is not None
-    assert (record.created_ms, record.queue_wait_s) == (later_ms, 0)
+    assert record.queue_wait_s == 0
+
+
+def test_a_signature_of_the_spec_is_kept_with_it(hand: Hand) -> None:
+    signed, plain = hand.submit(CPU, signed=b"\x00signature"), hand.submit(CPU)
+
+    assert hand.link.call("HGET", hand.key(f"job:{signed}"), "signed") == b"\x00signature"
+    assert not hand.link.call("HEXISTS", hand.key(f"job:{plain}"), "signed")
+
+
+def test_a_job_that_cannot_be_told_of_is_not_counted(hand: Hand) -> None:
+    hand.link.call("SET", hand.key("events"), "somebody else's")
+    with pytest.raises(ReplyError, match="does not hold what the queue wrote"):
+        hand.submit(CPU)
+
+    assert hand.link.call("EXISTS", hand.key("sigjobs"), hand.key("jobs:queued")) == 0
+    hand.link.call("DEL", hand.key("events"))
+
+
+def test_namespaces_that_take_turns_keep_each_its_events_below_the_bound(hand: Hand) -> None:
+    other = Hand(hand.link, hand.root.replace("}", "-other}"))
+    other.introduce(CPU, {"k1": ()})
+    for _ in range(110):
+        jobs = [(each, Submission(new_job_id(), CPU, b"spec")) for _ in range(100) for each in (hand, other)]
+        hand.link.pipeline([fn.submit(job).command(each.root) for each, job in jobs])
+    lengths = [hand.link.call("XLEN", each.key("events")) for each in (hand, other)]
+    hand.link.call("DEL", *hand.link.call("KEYS", f"{other.root}*"))
+
+    assert all(10_000 <= length < 10_300 for length in lengths)
 
 
 def test_an_unknown_signature_is_asked_to_be_introduced_and_changes_nothing(hand: Hand) -> None:

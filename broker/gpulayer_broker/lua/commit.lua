@@ -33,9 +33,7 @@ register('commit', {'allow-oom'}, function(K, A)
     for n = 1, #blocks - H.held_back(P, j, r.verdict, r.fields) do
       local b = blocks[n]
       -- one whose predecessor is gone ends at once, where it can be seen
-      if not H.repeated(P, b) and H.count_job(P, b.sig) then
-        H.create(P, b, H.gates(P, b) or {open = {}, failed = true}, now)
-      end
+      if not H.repeated(P, b) then H.create(P, b, H.gates(P, b) or {open = {}, failed = true}, now) end
     end
   end
   if A[after] ~= '1' then

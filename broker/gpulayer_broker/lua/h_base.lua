@@ -10,19 +10,36 @@ end
 function H.job(P, id) return P .. 'job:' .. id end
 
 local TRIM_EVERY = 64
-local since_trim = 0
+local untrimmed, how_many = {}, 0                -- events since the last trim, of the namespaces that were met last
 
--- one event a transition, at the time that its entry's id tells (never before that of the event before, if the clock is put back),
--- which is returned: page and API treat them as hints, so the stream is capped, now and then
-function H.event(P, id, state)
-  since_trim = since_trim + 1
-  if since_trim < TRIM_EVERY then return redis.call('XADD', P .. 'events', '*', 'job', id, 'state', state) end
-  since_trim = 0
-  return redis.call('XADD', P .. 'events', 'MAXLEN', '~', '10000', '*', 'job', id, 'state', state)
+local function is_due(P)
+  if not untrimmed[P] then
+    if how_many == 1024 then untrimmed, how_many = {}, 0 end
+    how_many = how_many + 1
+  end
+  untrimmed[P] = (untrimmed[P] or 0) + 1
+  if untrimmed[P] < TRIM_EVERY then return false end
+  untrimmed[P] = 0
+  return true
 end
 
--- the time of an event, by its entry's id
-function H.told_at(entry) return string.match(entry, '^%d+') end
+-- one event a transition, at the time that its entry's id tells: page and API treat them as hints, so the stream is capped, now and
+-- then; returns the id
+function H.event(P, id, state)
+  if is_due(P) then return redis.call('XADD', P .. 'events', 'MAXLEN', '~', '10000', '*', 'job', id, 'state', state) end
+  return redis.call('XADD', P .. 'events', '*', 'job', id, 'state', state)
+end
+
+local seen                                       -- a millisecond in which the clock was certainly looked at
+
+-- the time of an event that was just written, by its entry's id, which costs less than to ask the clock. An id is never below that of
+-- the entry before: one that repeats a time is believed where that was seen by the clock, and not too often in a row
+function H.told_at(entry)
+  local ms, n = string.match(entry, '^(%d+)%-(%d+)$')
+  if n ~= '0' and (ms ~= seen or n % 64 == 0) then ms = string.format('%d', H.now()) end
+  seen = ms
+  return ms
+end
 
 -- moves a job between the state indexes; the score is the age at submit, so pages stay stable
 function H.index(P, id, from, to, score)

@@ -63,14 +63,6 @@ end
 
 function H.known(P, sig) return redis.call('HEXISTS', P .. 'signatures', sig) == 1 end
 
--- one more open job of a signature; false, and nothing is counted, where the queue does not know that
-function H.count_job(P, sig)
-  if H.count(P .. 'sigjobs', sig, 1) > 1 then return true end
-  if H.known(P, sig) then return true, redis.call('ZREM', P .. 'idlesigs', sig) end
-  H.count(P .. 'sigjobs', sig, -1)
-  return false
-end
-
 -- makes a job that has waited runnable now, at a new age, and wakes a worker for it
 function H.ready(P, id, sig, owner, prio, now)
   local entry = H.append(P, id, sig, owner, prio, H.next_age(P))
@@ -132,17 +124,17 @@ end
 
 local function enter_counts(P, b, seq)
   H.place(P .. 'jobs:queued', b.id, seq)
+  if H.count(P .. 'sigjobs', b.sig, 1) == 1 then redis.call('ZREM', P .. 'idlesigs', b.sig) end
   if b.idem ~= '' then redis.call('SET', P .. 'idem:' .. b.idem, b.id .. ' ' .. b.digest) end
 end
 
--- puts the job in its place and writes the record; the caller has looked at H.repeated, H.gates and H.count_job. One that nothing
+-- puts the job in its place and writes the record; the caller has looked at H.repeated, H.known and H.gates. One that nothing
 -- holds back enters its stream at once, at its own age. Its times are what its event tells: to ask the clock costs more than that
 function H.create(P, b, g, now)
   local seq = H.next_age(P)
-  local at_once = b.is_plain or b.delay == 0 and b.after == '' and b.permit == '' and b.rate == ''
-  local entry = at_once and H.append(P, b.id, b.sig, b.owner, b.prio, seq) or ''
   local at = H.told_at(H.event(P, b.id, 'queued'))
-  if at_once then write_record(P, b, g, seq, 'ready', entry, at, at)
+  local at_once = b.is_plain or b.delay == 0 and b.after == '' and b.permit == '' and b.rate == ''
+  if at_once then write_record(P, b, g, seq, 'ready', H.append(P, b.id, b.sig, b.owner, b.prio, seq), at, at)
   else write_record(P, b, g, seq, b.delay > 0 and 'delayed' or '', '', '', at) end
   enter_counts(P, b, seq)
   if at_once then return H.ring(P, b.sig, now, nil, b) end

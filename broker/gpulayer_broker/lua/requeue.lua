@@ -9,7 +9,7 @@ register('requeue', {}, function(K, A)
   if wrong then return wrong end
   if redis.call('HGET', H.job(P, b.id), 'spec') == b.spec then return {'existing', b.id} end
   if not redis.call('ZSCORE', P .. 'dead:' .. b.queue, b.id) then return {'missing', b.id} end
-  if not H.count_job(P, b.sig) then return {'introduce', b.sig} end
+  if not H.known(P, b.sig) then return {'introduce', b.sig} end
   H.purge(P, b.id)
   H.create(P, b, {open = {}})
   return {'added', b.id}

@@ -9,11 +9,11 @@ register('submit', {}, function(K, A)
   if wrong then return wrong end
   local known = H.repeated(P, b)
   if known then return known end
+  if not H.known(P, b.sig) then return {'introduce', b.sig} end
   local limit = H.config(P, 'max_queued', 2000000)
   if redis.call('ZCARD', P .. 'jobs:queued') >= limit then return {'full', limit} end
   local gates, answer = H.gates(P, b)
   if not gates then return answer end
-  if not H.count_job(P, b.sig) then return {'introduce', b.sig} end
   H.create(P, b, gates)
   return {'added', b.id}
 end)
