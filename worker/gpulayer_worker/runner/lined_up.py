@@ -19,6 +19,10 @@ class LinedUp:
     def __contains__(self, identifier: str) -> bool:
         return identifier in self._waiting
 
+    def descriptors(self) -> list[int]:
+        """What is open for those that wait."""
+        return [number for _, numbers in self._waiting.values() for number in numbers]
+
     def add(self, message: dict[str, Any], descriptors: list[int]) -> None:
         """Takes the request up, and the descriptors out of the list."""
         self._waiting[message["id"]] = message, descriptors[:]

@@ -202,12 +202,15 @@ class Server:
             server = os.getpid()
             pid = fork()
             if pid == 0:
-                child.become_job(
-                    message, pipes, server, [self._link.fileno(), self._wake_reader, self._wake_writer]
-                )
+                child.become_job(message, pipes, server, self._not_the_jobs())
             return pid
         finally:
             signals.let_go()
+
+    def _not_the_jobs(self) -> list[int]:
+        """What is open here and is the fork server's own, or of jobs that are still to begin."""
+        own = [self._link.fileno(), self._wake_reader, self._wake_writer]
+        return own + self._lined_up.descriptors() + self._decoder.descriptors()
 
     def _request_recall(self, message: dict[str, Any], _: list[int]) -> None:
         self._drop(message["id"])

@@ -108,6 +108,10 @@ class Decoder:
         self._missing_bytes = 0
         self._descriptors: deque[int] = deque()
 
+    def descriptors(self) -> list[int]:
+        """Those that have come with what is not whole yet."""
+        return list(self._descriptors)
+
     def feed(self, data: bytes, descriptors: Sequence[int]) -> Iterator[tuple[dict[str, Any], list[int]]]:
         """Every message that is whole now with the descriptors that came with it; `blobs` are its bytes."""
         self._descriptors.extend(descriptors)
