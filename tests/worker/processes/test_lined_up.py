@@ -79,18 +79,16 @@ def line(tmp_path: Path, server: ForkServer) -> Line:
 
 
 def test_what_is_open_for_one_that_waits_is_open_in_no_other_process(line: Line) -> None:
-    def open_files(name: str, until: str) -> int:
-        line.first(f"echo $$ > {name}; until [ -e {until} ]; do sleep 0.02; done")
-        return len(os.listdir(f"/proc/{line.number_in(name)}/fd"))
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
 
-    before = open_files("one", "stop")
+    before = value(line.run(open_files))
     waiting = line.begins("later", line.first(), on_progress=lambda _: None)
     line.server.stats()
 
-    assert open_files("other", "stop") == before
+    assert value(line.run(open_files)) == before
     line.go()
     assert waiting.wait(PATIENCE_S).exit is not None
-    (line.folder / "stop").touch()
 
 
 def test_one_that_is_lined_up_begins_when_the_other_is_gone(line: Line) -> None:
