@@ -114,6 +114,14 @@ def _other_mode(scratch: Scratch) -> None:
     os.chmod(scratch.home, 0o700 if os.stat(scratch.home).st_mode & 0o777 != 0o700 else 0o755)
 
 
+def _another_home(scratch: Scratch) -> None:
+    """As where something is mounted over it: the same to look at, and another folder."""
+    mode = os.stat(scratch.home).st_mode
+    os.rename(scratch.home, f"{scratch.root}-home")
+    os.mkdir(scratch.home)
+    os.chmod(scratch.home, mode)
+
+
 def _no_outputs(scratch: Scratch) -> None:
     os.rmdir(scratch.outputs)
 
@@ -138,6 +146,7 @@ def _no_root(scratch: Scratch) -> None:
         _link_beside,
         _other_mode,
         _no_outputs,
+        _another_home,
         _link_for_home,
         _no_root,
     ],

@@ -27,6 +27,8 @@ from gpulayer_worker.removing import remove_tree
 SPARES = 16
 # Far more than a step of any file system's clock.
 SETTLED_S = 2.0
+# The time of a last change may be told in steps of some milliseconds.
+TRY_S = 0.05
 # A socket's path has 107 bytes, and programs make theirs some levels below their folder for temporary files.
 TEMPORARY_PATH_BYTES = 60
 HAS_ATTRIBUTES = hasattr(os, "listxattr")
@@ -48,11 +50,13 @@ class Seen:
 class Scratch:
     """The folders of one attempt, as text: to make a path of each takes longer than to give them to a job.
 
-    `seen` tells what those below it were when they were last looked into, and when that was.
+    `seen` tells what those below it were when they were last looked into, and when that was; `own` which folders they
+    are, by device and number.
     """
 
     root: str
     seen: Seen | None = None
+    own: tuple[tuple[int, int], ...] = ()
 
     @property
     def work(self) -> str:
@@ -91,6 +95,7 @@ class Scratches:
         self._spares: deque[Scratch] = deque()
         # Mode and owner of each folder.
         self._as_made: dict[str, tuple[int, int]] = {}
+        self._tells_changes = False
         remove_tree(self._spare)
         remove_tree(self._links)
 
@@ -120,7 +125,7 @@ class Scratches:
         if len(self._spares) < SPARES:
             with suppress(OSError):
                 if seen := self._emptied(scratch):
-                    self._keep(scratch.root, seen)
+                    self._keep(scratch.root, seen, scratch.own)
                     return
         remove_tree(scratch.root)
 
@@ -136,7 +141,7 @@ class Scratches:
             remove_tree(spare.root)
             return None
         is_settled = spare.seen is not None and self._clock_s() - spare.seen.at_s > SETTLED_S
-        return Scratch(root, spare.seen if is_settled else None)
+        return Scratch(root, spare.seen if is_settled and self._tells_changes else None, spare.own)
 
     def _made(self, root: str) -> Scratch:
         scratch = Scratch(root)
@@ -145,25 +150,29 @@ class Scratches:
         os.makedirs(root, mode=0o700)
         for folder in (scratch.work, scratch.outputs, scratch.home):
             os.mkdir(folder)
+        facts = {folder: os.lstat(folder_in(scratch, folder)) for folder in FOLDERS}
         if not self._as_made:
-            facts = {folder: os.lstat(folder_in(scratch, folder)) for folder in FOLDERS}
             self._as_made = {folder: (fact.st_mode, fact.st_uid) for folder, fact in facts.items()}
-        return scratch
+            self._tells_changes = _tells_changes(scratch.home)
+        return Scratch(root, own=tuple(_identity(facts[folder]) for folder in BELOW))
 
-    def _keep(self, root: str, seen: Seen) -> None:
+    def _keep(self, root: str, seen: Seen, own: tuple[tuple[int, int], ...]) -> None:
         spare = f"{self._spare}/{next(self._numbers)}"
         try:
             os.rename(root, spare)
         except FileNotFoundError:
             os.makedirs(self._spare, mode=0o700, exist_ok=True)
             os.rename(root, spare)
-        self._spares.append(Scratch(spare, seen))
+        self._spares.append(Scratch(spare, seen, own))
 
     def _emptied(self, scratch: Scratch) -> Seen | None:
         """When the folders were last seen to be as they were given, once the files beside them are removed."""
         if not self._is_as_made(scratch, "", os.lstat(scratch.root)):
             return None
         below = {folder: os.lstat(folder_in(scratch, folder)) for folder in BELOW}
+        # What is mounted over a folder is another one.
+        if tuple(map(_identity, below.values())) != scratch.own:
+            return None
         marks = tuple((facts.st_dev, facts.st_ino, facts.st_ctime_ns) for facts in below.values())
         if scratch.seen is not None and scratch.seen.marks == marks:
             return scratch.seen
@@ -190,6 +199,21 @@ BELOW = tuple(folder for folder in FOLDERS if folder)
 
 def folder_in(scratch: Scratch, name: str) -> str:
     return f"{scratch.root}/{name}" if name else scratch.root
+
+
+def _identity(facts: os.stat_result) -> tuple[int, int]:
+    return facts.st_dev, facts.st_ino
+
+
+def _tells_changes(folder: str) -> bool:
+    """Whether a file that comes and goes moves the time of the folder's last change, as on nearly every disk."""
+    before_ns, until_s = os.lstat(folder).st_ctime_ns, time.monotonic() + TRY_S
+    while time.monotonic() < until_s:
+        os.close(os.open(f"{folder}/try", os.O_CREAT | os.O_WRONLY, 0o600))
+        os.unlink(f"{folder}/try")
+        if os.lstat(folder).st_ctime_ns != before_ns:
+            return True
+    return False
 
 
 def _unlinked(folder: str, names: set[str]) -> bool:

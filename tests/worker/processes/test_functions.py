@@ -626,3 +626,24 @@ def test_a_variable_of_any_bytes_arrives_as_it_was(bench: Bench) -> None:
     bench.env["X"] = os.fsdecode(b"\xff\xfe grin")
 
     assert value(bench.run(raw)) == b"\xff\xfe grin".hex()
+
+
+def test_the_one_handler_of_a_function_that_sets_up_logging_anew_is_closed(
+    bench: Bench, tmp_path: Path
+) -> None:
+    def work(path: str) -> None:
+        import logging
+        import logging.config
+
+        class Tells(logging.Handler):
+            def close(self) -> None:
+                Path(path).write_text("closed")
+                super().close()
+
+        logging.config.dictConfig({"version": 1})
+        logging.getLogger().addHandler(Tells())
+
+    ending = bench.run(work, str(tmp_path / "told"))
+
+    assert value(ending) is None
+    assert (tmp_path / "told").read_text() == "closed"

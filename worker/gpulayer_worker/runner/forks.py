@@ -35,6 +35,7 @@ _has_number = False
 _active: Any = ()
 _starting: Any = ()
 _at_exit: Any = True
+_last_resort: object = None
 _log_handlers: Any = ()
 
 
@@ -94,12 +95,14 @@ def take_up() -> None:
 
 def note_threading() -> None:
     """Called by the fork server: what `take_up` and the end of a job look at is found once."""
-    global _has_number, _main_thread, _active, _starting, _at_exit, _log_handlers
+    global _has_number, _main_thread, _active, _starting, _at_exit, _log_handlers, _last_resort
     _main_thread = vars(threading.main_thread())
     _has_number = "_native_id" in _main_thread
     _active, _starting = getattr(threading, "_active", ()), getattr(threading, "_limbo", ())
     _at_exit = getattr(threading, "_threading_atexits", True)
-    _log_handlers = getattr(sys.modules.get("logging"), "_handlerList", ())
+    logging = sys.modules.get("logging")
+    _log_handlers = getattr(logging, "_handlerList", ())
+    _last_resort = _the_one_of_last_resort(logging)
 
 
 def leave_logging_to_jobs() -> None:
@@ -109,12 +112,18 @@ def leave_logging_to_jobs() -> None:
         atexit.unregister(logging.shutdown)
 
 
+def _the_one_of_last_resort(logging: Any) -> object:
+    """What stands for the handler that keeps nothing in logging's list, where that is the only one; else None."""
+    handlers: Any = getattr(logging, "_handlerList", ())
+    return handlers[0] if len(handlers) == 1 and handlers[0]() is logging.lastResort else None
+
+
 def end_logging() -> None:
-    """What logging does at an exit, where there are more handlers than the one of last resort, which keeps nothing."""
-    if len(_log_handlers) == 1:
+    """What logging does at an exit, where there are other handlers than the one of last resort."""
+    if len(_log_handlers) == 1 and _log_handlers[0] is _last_resort:
         return
     logging = sys.modules.get("logging")
-    if logging is not None and len(getattr(logging, "_handlerList", ())) != 1:
+    if logging is not None and _the_one_of_last_resort(logging) is None:
         logging.shutdown()
 
 
