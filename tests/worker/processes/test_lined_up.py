@@ -78,6 +78,15 @@ def line(tmp_path: Path, server: ForkServer) -> Line:
     return Line(tmp_path, server)
 
 
+def code_of(handle: JobHandle) -> int | None:
+    end = handle.wait(PATIENCE_S)
+    assert end.exit is not None, end
+    return end.exit.code
+
+
+# --- whose turn it is ---
+
+
 def test_what_is_open_for_one_that_waits_is_open_in_no_other_process(line: Line) -> None:
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -506,3 +515,15 @@ def test_its_time_is_that_of_its_process(line: Line) -> None:
     assert end.exit is not None
     assert end.exit.wall_s is not None
     assert end.exit.wall_s >= 0.3
+
+
+def test_a_callback_that_fails_takes_no_job_along(bench: Bench) -> None:
+    def fails() -> None:
+        raise OSError("no room to listen")
+
+    handle = bench.shell("until [ -e go ]; do sleep 0.02; done; echo words", on_running=fails)
+    handle.started.result(PATIENCE_S)
+    (bench.folder / "go").touch()
+
+    assert handle.wait(PATIENCE_S).exit is not None
+    assert bench.out(handle) == "words\n"

@@ -268,10 +268,17 @@ class ForkServer:
         if running.handle.gone.done():
             return
         running.is_watched = True
-        if running.handle.job.on_running is not None:
-            running.handle.job.on_running()
+        self._tell_running(running)
         for pipe in running.pipes():
             self._selector.register(pipe.reader, selectors.EVENT_READ, self._pipe_reader(pipe))
+
+    def _tell_running(self, running: HandedOver) -> None:
+        try:
+            if running.handle.job.on_running is not None:
+                running.handle.job.on_running()
+        except Exception:
+            # This thread watches over all jobs, and goes on.
+            log.exception("job %s: a callback for its start failed", running.handle.id)
 
     def _pipe_reader(self, pipe: Pipe) -> Callable[[int], None]:
         def read(_: int) -> None:
