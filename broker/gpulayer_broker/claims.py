@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from gpulayer_broker import functions
 from gpulayer_broker.answers import Claimed, Committed
 from gpulayer_broker.attempts import STALE, Attempt, Attempts, lease_clock_s
-from gpulayer_broker.errors import GpulayerError
+from gpulayer_broker.errors import GpulayerError, NotAllowed, Unavailable
 from gpulayer_broker.functions import AnyEnding, DeviceLot, Offer
 from gpulayer_broker.queue import Queue
 from gpulayer_broker.requirements import Requirements
@@ -212,14 +212,22 @@ class Claims:
                 )
         return STALE in verdicts
 
-    def release(self, attempt: Attempt, how: str) -> str:
-        """Gives the attempt's job back: returned, lost or unfit."""
+    def release(self, attempts: Sequence[Attempt], how: str) -> list[str | GpulayerError]:
+        """Gives the attempts' jobs back in one send: returned, lost or unfit.
+
+        What the queue refuses to take back stands in the list as its error, and is held no longer either; what passes,
+        or an operator can mend, is raised.
+        """
         with self.lock:
-            answer = self.queue.run(functions.release(attempt.id, attempt.token, how))
-            self.attempts.remove(attempt)
-            if answer == STALE:
+            answers = self.queue.run_together([functions.release(a.id, a.token, how) for a in attempts])
+            for answer in answers:
+                if isinstance(answer, (NotAllowed, Unavailable)):
+                    raise answer
+            for attempt in attempts:
+                self.attempts.remove(attempt)
+            if STALE in answers:
                 self.claim()  # the bell for its place may have rung while it still seemed taken
-            return answer
+            return answers
 
     def _next_question(self) -> Question | None:
         """What is asked in the place of what ends; nothing where no more is taken."""

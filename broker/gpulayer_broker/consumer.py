@@ -192,14 +192,18 @@ class Delivery:
     def release(self, attempts: Iterable[Attempt], how: str = "returned") -> None:
         """Gives attempts back; those that are not held any more are left alone."""
         assert self.member is not None
-        for attempt in attempts:
-            if self.member.attempts.get(attempt.id) is not attempt:
-                continue
-            try:
-                with self._worth_another_try():
-                    self.member.claims.release(attempt, how)
-            except GpulayerError as error:
-                self._let_go((attempt,), error)
+        held = [each for each in attempts if self.member.attempts.get(each.id) is each]
+        if not held:
+            return
+        try:
+            with self._worth_another_try():
+                answers = self.member.claims.release(held, how)
+        except GpulayerError as error:
+            self._let_go(held, error)
+            return
+        for attempt, answer in zip(held, answers, strict=True):
+            if isinstance(answer, GpulayerError):
+                self._let_go((attempt,), answer)
 
     @contextmanager
     def _worth_another_try(self) -> Iterator[None]:

@@ -139,7 +139,7 @@ class Member:
     def leave(self) -> None:
         """Ends the membership after the last attempt; what is still held goes back uncounted."""
         self.claims.close()
-        if all(self._release(attempt) for attempt in self.attempts.all()):
+        if self._has_given_back():
             self._say("offline")
         self.inbox.stop()
         self.heartbeat.stop()
@@ -149,12 +149,14 @@ class Member:
         for queue in (self.queue, self.beating, self.listening):
             queue.link.close()
 
-    def _release(self, attempt: Attempt) -> bool:
-        """False where the queue cannot be told: then nobody waits for it once more for each of the others."""
+    def _has_given_back(self) -> bool:
+        """Gives back what is held; False where the queue cannot be told."""
+        held = self.attempts.all()
         try:
-            self.claims.release(attempt, "returned")
+            if held:
+                self.claims.release(held, "returned")
         except GpulayerError as error:
-            log.warning("job %s could not be given back, its lease will end: %s", attempt.id, error)
+            log.warning("%d jobs could not be given back, their leases will end: %s", len(held), error)
             return False
         return True
 

@@ -45,7 +45,7 @@ def worker(link: Link, root: str, valkey: Endpoint, namespace: str) -> Iterator[
 def test_a_worker_that_gives_back_what_was_not_its_own_any_more_takes_the_next_job(worker: Worker) -> None:
     attempt = worker.loses_its_job()
 
-    assert worker.claims.release(attempt, "returned") == "stale"
+    assert worker.claims.release((attempt,), "returned") == ["stale"]
 
     assert [a.id for a in worker.delivered] == [attempt.id]
 
