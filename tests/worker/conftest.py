@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulayer_broker.connection import Endpoint
+from tests.worker.lines import Stop
 from tests.worker.nvml.scenario import Driver, build_library
 from tests.workers import Desk, Hire, WorkerProcess, hiring
 
@@ -26,6 +27,12 @@ def hire(desk: Desk, tmp_path: Path) -> Iterator[Hire]:
     """Starts a worker of this test's namespace; it is at work when it is returned."""
     with hiring(desk, tmp_path) as hire:
         yield hire
+
+
+@pytest.fixture
+def stop(desk: Desk, hire: Hire, tmp_path: Path) -> Stop:
+    """A worker with a fork server and no free slot, at which calls line up for their ride."""
+    return Stop(desk, hire, tmp_path)
 
 
 @pytest.fixture

@@ -154,7 +154,8 @@ class FreshRide:
         """What the first is but for its arguments; what is another has no place here and goes back."""
         if attempt is self.everybody[0]:
             return self.spec
-        if self.spec.call is None:
+        # A worker whose disk is full claims nothing either.
+        if self.spec.call is None or not self.shop.hardware.has_room():
             return NOT_HERE
         try:
             raw = specs.job_of(attempt.grant.spec)
