@@ -1,6 +1,7 @@
 """The one actor of GPUlayer's own jobs: its body runs the job in a process of its own and says what it came to.
 
-Dramatiq's middleware (retries, back-off, age limits, Sentry, …) then applies to it as to any actor.
+Dramatiq's middleware (retries, back-off, age limits, …) then applies to it as to any actor. Calls of a lane, which have
+no retries, are told together: their message ends well, whatever became of them.
 """
 
 from __future__ import annotations

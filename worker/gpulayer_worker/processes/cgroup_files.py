@@ -20,7 +20,7 @@ File = tuple[str, str]
 
 READ_BYTES = 4096
 LINKS_OF_ONE = 2
-MOST_FILES = 16
+MOST_FILES = 17
 MOST_GROUPS = 1000
 # Version 1 makes this list when it is first read from an open file, and tells it again for a second.
 READ_ANEW = cgroups.PROCESSES

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import call, report, room, warm
+from . import call, report, warm
 from .call import call_forked
 from .cgroups import enter_alone
 from .forks import take_up
@@ -130,7 +130,7 @@ def _connect(message: dict[str, Any], pipes: dict[str, int]) -> None:
 def _connect_progress(message: dict[str, Any], pipes: dict[str, int]) -> None:
     """Open in what the job executes too: `gpulayer.progress` works in a command."""
     if max(pipes.values()) < PROGRESS_DESCRIPTOR_FROM:
-        # What may be open there in the fork server is another job's, and none of this one's.
+        # Nothing of this job's is open there.
         _dup2(pipes["progress"], PROGRESS_DESCRIPTOR_FROM)
     else:
         progress = fcntl.fcntl(pipes["progress"], fcntl.F_DUPFD, PROGRESS_DESCRIPTOR_FROM)
@@ -140,14 +140,11 @@ def _connect_progress(message: dict[str, Any], pipes: dict[str, int]) -> None:
 
 
 def note_environment() -> None:
-    """Called by the fork server where its environment, and what it has imported, may have changed."""
+    """Called by the fork server where its own environment may have changed."""
     global _told
     _worn.clear()
     _worn.update(os.environ)
     _told = os.environ._data  # type: ignore[attr-defined]
-    call.note_state()
-    call.rehearse()
-    room.make_again()
 
 
 def differing(environment: dict[str, str]) -> Change:

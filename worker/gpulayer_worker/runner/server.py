@@ -10,7 +10,6 @@ promises:
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import select
 import signal
@@ -20,7 +19,7 @@ import time
 import warnings
 from typing import Any
 
-from . import child, forks, preload, proctree, signals, wire
+from . import call, child, forks, preload, proctree, room, signals, wire
 from .jobs import Job, Jobs
 from .lined_up import LinedUp
 from .news import News
@@ -199,10 +198,10 @@ class Server:
         """A child that becomes the job. Signals wait, so that an early TERM meets the job's own dispositions."""
         signals.hold()
         try:
-            server = os.getpid()
+            server, private = os.getpid(), self._not_the_jobs()
             pid = fork()
             if pid == 0:
-                child.become_job(message, pipes, server, self._not_the_jobs())
+                child.become_job(message, pipes, server, private)
             return pid
         finally:
             signals.let_go()
@@ -323,6 +322,9 @@ def close_all(descriptors: list[int]) -> None:
 def note_own_state() -> None:
     """What jobs are to be rid of is looked up here, once, and not in each of them."""
     child.note_environment()
+    call.note_state()
+    call.rehearse()
+    room.make_again()
     signals.note_ignored()
     forks.leave_out()
     forks.note_threading()
@@ -367,15 +369,12 @@ def serve(descriptor: int) -> int:
     os.closerange(descriptor + 1, 1024)
     proctree.become_subreaper()
     os.chdir("/")
-    preload.bring_cloudpickle(sys.argv[3:])
     forks.leave_out()
     forks.leave_logging_to_jobs()
     preload.settle()
     # Python's own, where it found no locale: no job's.
     os.environ.pop("LC_CTYPE", None)
     note_own_state()
-    # For its jobs, which inherit it.
-    faulthandler.enable()
     # What an import prints goes to the worker's log; a job gets a stdout of its own.
     os.dup2(2, 1)
     Server(link, worker).run()
