@@ -37,7 +37,8 @@ class Tally:
         self._teller, self._every_s = teller, every_s
         self._due_s = time.monotonic() + every_s
         self._untold: list[tuple[Attempt, CallEnding]] = []
-        self._leaving: list[tuple[Attempt, str]] = []
+        # By the way in which they leave: those that go together go in one send.
+        self._leaving: dict[str, list[Attempt]] = {}
         self._away_until_s = 0.0
 
     @property
@@ -64,7 +65,8 @@ class Tally:
 
     def hand_back(self, attempts: Iterable[Attempt], how: str) -> None:
         """They leave the ride without an end, now or, through an outage, later: what runs here is none the worse."""
-        self._leaving += [(each, how) for each in attempts]
+        for attempt in attempts:
+            self._leaving.setdefault(how, []).append(attempt)
         if time.monotonic() >= self._away_until_s:
             self._release()
 
@@ -82,7 +84,8 @@ class Tally:
 
     def outcome(self, everybody: Iterable[Attempt]) -> Outcome:
         """What is left to tell; those of everybody that have not ended go back."""
-        known = {attempt.token for attempt, _ in [*self._untold, *self._leaving]}
+        leaving = [attempt for attempts in self._leaving.values() for attempt in attempts]
+        known = {attempt.token for attempt in (*(ended for ended, _ in self._untold), *leaving)}
         self._away_until_s = 0.0
         self.hand_back([each for each in everybody if each.token not in known], "lost")
         if not self._untold:
@@ -92,9 +95,9 @@ class Tally:
     def _release(self) -> None:
         try:
             while self._leaving:
-                attempt, how = self._leaving[0]
-                self._teller.release([attempt], how)
-                del self._leaving[0]
+                how, leaving = next(iter(self._leaving.items()))
+                self._teller.release(leaving, how)
+                del self._leaving[how]
         except ConnectionFailed as error:
             log.warning("calls of a ride could not be handed back yet: %s", error)
             self._is_away()
