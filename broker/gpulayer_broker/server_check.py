@@ -59,7 +59,8 @@ def _check_eviction(facts: dict[str, str], place: str) -> None:
 
 def _persistence_warnings(facts: dict[str, str], place: str) -> list[str]:
     warnings = []
-    if facts.get("aof_enabled") == "0":
+    # One that reads its file has switched it off meanwhile.
+    if facts.get("aof_enabled") == "0" and facts.get("loading") != "1":
         warnings.append(
             f"server at {place} has appendonly off: a crash of it loses jobs (CONFIG SET appendonly yes)"
         )

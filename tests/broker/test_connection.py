@@ -303,6 +303,13 @@ def test_a_server_without_an_append_only_file_is_warned_about(queue_server: Star
     assert "appendonly" in warning
 
 
+def test_a_server_that_still_reads_its_file_is_not_said_to_have_none() -> None:
+    facts = b"valkey_version:9.0.0\r\nmaxmemory_policy:noeviction\r\naof_enabled:0\r\nloading:1\r\n"
+    info = b"$%d\r\n%s\r\n" % (len(facts), facts)
+    with scripted_server(info, info, info) as link:
+        assert check_server(link) == []
+
+
 def test_a_server_that_may_evict_jobs_is_refused(queue_server: StartServer) -> None:
     server = queue_server("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
 

@@ -55,6 +55,13 @@ def test_a_job_that_fills_the_disk_fails_and_the_worker_goes_on(desk: Desk, hire
     assert worker.alive
 
 
+def test_a_job_that_removes_all_above_its_folder_keeps_nobody_from_working(desk: Desk, hire: Hire) -> None:
+    worker = hire()
+    desk.final(desk.shell('rm -rf "$(dirname "$GPULAYER_SCRATCH")"'))
+    assert desk.final(desk.command("true")).state == "succeeded"
+    assert worker.alive
+
+
 @pytest.mark.parametrize("isolation", ["fresh", "warm"])
 def test_a_job_that_fills_the_disk_and_goes_on_is_ended_for_it_and_no_other_is(
     desk: Desk, hire: Hire, state: Path, isolation: str

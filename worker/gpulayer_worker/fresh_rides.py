@@ -41,9 +41,16 @@ LOST = Outcome("released", "lost")
 class SingleFresh(Run):
     """A call of a lane that rides with no other."""
 
+    has_run = False
+
     def outcome(self) -> Outcome:
         begun_s = time.monotonic()
-        return told_alone(self.attempt, super().outcome(), _us_since(begun_s))
+        outcome = super().outcome()
+        return told_alone(self.attempt, outcome, _us_since(begun_s) if self.has_run else None)
+
+    def _judge(self, ending: Ending) -> Outcome:
+        self.has_run = ending.exit is not None
+        return super()._judge(ending)
 
 
 class _Passenger(Run):
@@ -82,6 +89,15 @@ class _Passenger(Run):
         if self.spec.timeout_s is None:
             return math.inf
         return max(0.0, self.started_s + self.spec.timeout_s - time.monotonic())
+
+    def wait(self) -> None:
+        """Until its process is gone, or its time is over."""
+        self.handle.gone.waits(self.left_s())
+
+    @property
+    def has_run(self) -> bool:
+        """Whether anything can be learnt from how long it took."""
+        return self.handle.gone.done() and self.handle.gone.result().exit is not None
 
     def break_off(self) -> None:
         """Waits for its end, of which nobody will hear."""
@@ -173,7 +189,7 @@ class FreshRide:
     def _started(self, attempt: Attempt, spec: Spec) -> Outcome | None:
         """Starts its run; what it came to, where it did not begin."""
         run = _Passenger(self.shop, attempt, spec)
-        run.after = self.begun[0].handle.id if self.begun else ""
+        run.after = self.begun[0].handle if self.begun else None
         try:
             early = run.begin()
         except Exception:
@@ -209,12 +225,22 @@ class FreshRide:
     def _end(self) -> None:
         """Waits for the call that runs; whoever is lined up behind it runs now."""
         run = self.begun[0]
+        run.wait()
+        # The next one's time counts from now on, whatever is still to be done for this one.
+        is_gone = run.handle.gone.done()
+        took_us = self._turn() if is_gone else 0
         outcome = self._outcome(run)
+        if not is_gone:
+            took_us = self._turn()
         del self.begun[0]
+        self.tally.add(run.attempt, outcome, took_us if run.has_run else None)
+
+    def _turn(self) -> int:
+        """Whoever is lined up behind the one that ran runs now; how many microseconds that one had the slot."""
         took_us, self.free_s = _us_since(self.free_s), time.monotonic()
-        for behind in self.begun:
+        for behind in self.begun[1:]:
             behind.started_s = self.free_s
-        self.tally.add(run.attempt, outcome, took_us)
+        return took_us
 
     def _outcome(self, run: _Passenger) -> Outcome:
         try:

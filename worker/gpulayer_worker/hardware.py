@@ -10,6 +10,7 @@ does not show any more or that told of an error is not offered, and jobs on a de
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -32,6 +33,8 @@ from gpulayer_worker.devices.watch import Sight, Watch
 from gpulayer_worker.frameworks import Interpreter
 from gpulayer_worker.processes.pool import HAS_FORK_SERVER
 from gpulayer_worker.runner import proctree
+
+log = logging.getLogger("gpulayer")
 
 # A job's memory is given back a moment after its processes are gone.
 JUST_HELD_S = 5.0
@@ -66,6 +69,7 @@ class Hardware:
     ) -> None:
         self._selection = Selection(offered.gpus)
         self.offered, self.scratch = offered, scratch
+        self._trouble = ""
         self.interpreter = Interpreter(offered.python)
         self._watch = Watch(
             limit_s=settings.probe_limit_s,
@@ -172,11 +176,28 @@ class Hardware:
     def has_room(self) -> bool:
         """Whether the disk has room to begin a job at all: a worker without would fail one job after another."""
         try:
-            facts = os.statvfs(self.scratch)
-        except OSError:
+            facts = self._disk()
+        except OSError as error:
+            self._tell_trouble(f"this worker takes no job: {error}")
             return False
+        self._trouble = ""
         files = facts.f_files == 0 or facts.f_favail >= RESERVE_FILES
         return files and facts.f_bavail * facts.f_frsize >= _reserve_bytes(facts)
+
+    def _disk(self) -> os.statvfs_result:
+        """A folder that somebody has removed, as a job may, is made again."""
+        try:
+            return os.statvfs(self.scratch)
+        except FileNotFoundError:
+            self.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+            log.warning("%s was gone and has been made again", self.scratch)
+            return os.statvfs(self.scratch)
+
+    def _tell_trouble(self, trouble: str) -> None:
+        """Once: it is looked at with each claim."""
+        if trouble != self._trouble:
+            log.warning("%s", trouble)
+        self._trouble = trouble
 
     def lacking_bytes(self) -> int:
         """Of a disk that is full, what must be freed so that jobs can begin; 0 of one that is not."""

@@ -62,7 +62,7 @@ from gpulayer_worker.outputs import gather
 from gpulayer_worker.processes.cgroup import Group, GroupFacts, Groups
 from gpulayer_worker.processes.fork_server import ForkServerGone
 from gpulayer_worker.processes.job import Ending, FunctionCall, JobHandle, JobProcess
-from gpulayer_worker.processes.pool import Pool
+from gpulayer_worker.processes.pool import CannotFollow, Pool
 from gpulayer_worker.processes.warm import WarmKey
 from gpulayer_worker.processes.warm_lane import WarmLane
 from gpulayer_worker.scratch import Scratch, Scratches
@@ -108,8 +108,8 @@ class Run:
     # Whether it is a process of many calls that runs it.
     is_served = False
     is_quick = False
-    # The process after whose end it begins; none, where it begins at once.
-    after = ""
+    # What it begins after; None: it begins at once.
+    after: JobHandle | None = None
     # What a run that has begun waits for, and what is left to be done after it.
     _ending: Callable[[], Ending]
     _left: ExitStack
@@ -208,7 +208,7 @@ class Run:
         except ForkServerGone as error:
             log.warning("job %s: %s", self.attempt.id, error)
             return self._stopped_before_start() or Outcome("released", "lost")
-        except DeviceLost as error:
+        except (DeviceLost, CannotFollow) as error:
             log.warning("job %s does not start here: %s", self.attempt.id, error)
             return self._stopped_before_start() or Outcome("released", "returned")
         finally:
@@ -267,7 +267,7 @@ class Run:
         process = JobProcess(
             id=f"{self.attempt.id}.{self.attempt.grant.attempt}",
             work=work,
-            cwd=Path(scratch.work),
+            cwd=scratch.work,
             env=self._environment(scratch, needs) | self._temporary(scratch, needs),
             stdout=writers[0],
             stderr=writers[1],
@@ -277,11 +277,11 @@ class Run:
             on_progress=partial(progressed, self.attempt, self.shop.on_started),
             on_running=partial(self.shop.logs.watch, self.unread) if self.unread else None,
             cgroups=self.group.folders if self.group else (),
-            after=self.after,
+            after=self.after.id if self.after else "",
             is_quick=self.is_quick,
         )
         self._clock_in()
-        handle = self.shop.pool.start(process)
+        handle = self.shop.pool.start(process, self.after)
         self.attempt.on_stop = lambda reason: self._end(handle, reason)
         self.attempt.on_interrupt = handle.interrupt
         if self.spec.on_outage != "keep":
@@ -324,10 +324,10 @@ class Run:
             function=self._part(call.function, scratch, "function"),
             arguments=self._part(call.arguments, scratch, "arguments"),
             python=version_of(call),
-            payload=Path(scratch.file("result")),
+            payload=scratch.file("result"),
             name=call.qualname or "function",
             result_limit_bytes=self.shop.settings.result_bytes,
-            given=Path(scratch.file("given")) if call.given else None,
+            given=scratch.file("given") if call.given else None,
         )
 
     def _part(self, payload: Payload, scratch: Scratch, name: str) -> bytes | Path:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import pickle
+import resource
 import signal
 import sys
 import threading
@@ -15,6 +17,7 @@ from typing import Any
 import numpy
 import pytest
 
+from gpulayer_worker.processes.fork_server import ForkServer
 from tests.support import PATIENCE_S
 
 from .bench import Bench, error, pickled, value, wait_gone
@@ -547,6 +550,20 @@ def test_progress_arrives(bench: Bench) -> None:
     assert seen == [{"done": 3.0, "total": 4.0}]
 
 
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process: Linux only")
+def test_progress_arrives_where_few_files_may_be_open(bench: Bench, server: ForkServer) -> None:
+    def work() -> None:
+        with os.fdopen(int(os.environ["GPULAYER_PROGRESS_FD"]), "w") as file:
+            file.write(json.dumps({"done": 1, "total": 4}) + "\n")
+
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (100, 100))
+    seen: list[dict[str, float]] = []
+    ending = bench.function(work, on_progress=seen.append).wait(PATIENCE_S)
+
+    assert value(ending) is None
+    assert seen == [{"done": 1, "total": 4}]
+
+
 def test_progress_that_nobody_reads_does_not_hold_up_the_job(bench: Bench) -> None:
     def work() -> str:
         descriptor = int(os.environ["GPULAYER_PROGRESS_FD"])
@@ -568,7 +585,7 @@ def test_progress_that_nobody_reads_does_not_hold_up_the_job(bench: Bench) -> No
 
 def test_a_result_that_cannot_be_written_fails_the_job(bench: Bench) -> None:
     call = bench.call(pickle.dumps(bytes), pickle.dumps(((100_000,), {})))
-    call.payload.mkdir()
+    Path(call.payload).mkdir()
     told = error(bench.start(call).wait(PATIENCE_S))
     assert told["type"] == "ResultNotWritten"
     assert "Is a directory" in told["message"]

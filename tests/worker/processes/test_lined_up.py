@@ -391,7 +391,7 @@ def test_those_behind_one_that_may_not_begin_do_begin(tmp_path: Path) -> None:
 # --- ends of others ---
 
 
-def test_those_that_wait_are_lost_with_their_fork_server(line: Line) -> None:
+def test_those_that_wait_go_with_their_fork_server_and_had_not_begun(line: Line) -> None:
     before = len(os.listdir("/proc/self/fd"))
     first = line.first("echo $$ > main; " + UNTIL_GO)
     main = line.number_in("main")
@@ -402,8 +402,8 @@ def test_those_that_wait_are_lost_with_their_fork_server(line: Line) -> None:
 
     assert first.wait(PATIENCE_S).lost
     end = second.wait(PATIENCE_S)
-    assert (end.lost, end.exit) == (True, None)
-    with pytest.raises(RuntimeError, match="lost before it began"):
+    assert (end.lost, end.exit, end.refused) == (True, None, "the fork server ended before it began")
+    with pytest.raises(RuntimeError, match="ended before it began"):
         second.started.result(0)
     assert is_gone(main)
     assert not (line.folder / "second").exists()

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from gpulayer_worker.processes.fork_server import ForkServerGone
-from gpulayer_worker.processes.pool import KEPT_SERVERS, Pool
+from gpulayer_worker.processes.job import JobProcess
+from gpulayer_worker.processes.pool import KEPT_SERVERS, CannotFollow, Pool
 from gpulayer_worker.runner import proctree
 from tests.support import PATIENCE_S
 
@@ -82,6 +83,27 @@ def test_a_killed_server_is_replaced(bench: Bench) -> None:
     assert handle.wait(PATIENCE_S).lost
 
     assert parent_of(bench) != first
+
+
+def test_a_job_does_not_begin_beside_one_of_another_server_that_it_is_to_follow(
+    bench: Bench, pool: Pool
+) -> None:
+    first = bench.shell("until [ -e go ]; do sleep 0.02; done")
+    first.started.result(PATIENCE_S)
+
+    def follower(**options: Any) -> JobProcess:
+        call = bench.call(pickle.dumps(os.getppid), pickle.dumps(((), {})))
+        facts: dict[str, Any] = {"cwd": bench.folder, "env": bench.env, "stdout": null, "stderr": null, "after": first.id}
+        return JobProcess(id="follower", work=call, **facts | options)
+
+    with open(os.devnull, "wb") as file:
+        null = file.fileno()
+        with pytest.raises(CannotFollow):
+            pool.start(follower(env=bench.env | {"LD_LIBRARY_PATH": "/nowhere"}), first)
+        (bench.folder / "go").touch()
+        first.wait(PATIENCE_S)
+
+        assert pool.start(follower(), first).wait(PATIENCE_S).exit is not None
 
 
 def test_idle_servers_end_and_busy_ones_stay(bench: Bench, pool: Pool) -> None:

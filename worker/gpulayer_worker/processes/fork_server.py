@@ -371,7 +371,9 @@ class ForkServer:
         """Nothing of a lost job may be left when its handle says so."""
         with self._lock:
             lost = dict(self._running)
-            never_sent = {running.handle.id for running, _ in self._held}
+            # It tells of an end before it starts what waited for that.
+            unbegun = {name for name, running in lost.items() if running.after in lost}
+            unbegun |= {running.handle.id for running, _ in self._held}
             for _, descriptors in self._held:
                 self._outbox.forget(descriptors)
             self._held.clear()
@@ -381,7 +383,7 @@ class ForkServer:
             # The handles are resolved all the same: a worker that waits for ever is worse.
             log.exception("clearing up after a fork server failed")
         for identifier, running in lost.items():
-            refused = "the fork server ended before it began" if identifier in never_sent else None
+            refused = "the fork server ended before it began" if identifier in unbegun else None
             self._finish(identifier, running.exit, lost=True, refused=refused)
         self._selector.close()
 

@@ -25,11 +25,11 @@ class FunctionCall:
     function: bytes | Path
     arguments: bytes | Path
     python: tuple[int, int, int]
-    payload: Path
+    payload: str | Path
     name: str = "function"
     protocol: int = 5
     result_limit_bytes: int | None = None
-    given: Path | None = None
+    given: str | Path | None = None
 
     def as_message(self) -> dict[str, Any]:
         """The form in which the runner takes it; its `inline` parts are the blobs, in this order."""
@@ -80,7 +80,7 @@ class JobProcess:
 
     id: str
     work: tuple[str, ...] | FunctionCall | WarmWork
-    cwd: Path
+    cwd: str | Path
     env: Mapping[str, str]
     stdout: int
     stderr: int
@@ -177,6 +177,10 @@ class JobHandle:
     def id(self) -> str:
         """The id under which the job was started."""
         return self.job.id
+
+    def is_kept_by(self, keeper: object) -> bool:
+        """Whether it was handed to this one."""
+        return self._keeper is keeper
 
     def wait(self, timeout_s: float | None = None) -> Ending:
         """How the job ended, once nothing of it is left; TimeoutError."""

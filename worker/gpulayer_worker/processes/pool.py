@@ -66,6 +66,10 @@ class Key:
     preload: frozenset[str]
 
 
+class CannotFollow(Exception):
+    """What a job is to begin after is in the hands of another fork server, and not gone."""
+
+
 class Server(Protocol):
     """What the pool needs of a fork server."""
 
@@ -103,12 +107,15 @@ class Pool:
         self._used_s: dict[Key, float] = {}
         self._closed = False
 
-    def start(self, job: JobProcess) -> JobHandle:
-        """Hands a job to the fork server that fits it."""
+    def start(self, job: JobProcess, after: JobHandle | None = None) -> JobHandle:
+        """Hands a job to the fork server that fits it, to begin when nothing is left of the other; CannotFollow."""
         key = key_of(job)
         for _ in range(TRIES):
             try:
-                return self._server(key, job).start(job)
+                server = self._server(key, job)
+                if after is not None and not (after.is_kept_by(server) or after.gone.done()):
+                    raise CannotFollow(f"{after.id} is not gone, and {job.id} needs another fork server")
+                return server.start(job)
             except ForkServerGone as gone:
                 failure = gone
         raise failure

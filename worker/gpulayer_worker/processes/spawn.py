@@ -235,10 +235,10 @@ class SpawnStarter:
         if isinstance(work, tuple):
             return list(work)
         assert isinstance(work, FunctionCall)
-        spec = work.payload.with_suffix(".call.json")
+        spec = Path(work.payload).with_suffix(".call.json")
         message = work.as_message() | {"fallback_path": list(self._fallback_path)}
         for name, data in zip(message["inline"], work.blobs, strict=True):
-            file = work.payload.with_suffix(f".{name}")
+            file = Path(work.payload).with_suffix(f".{name}")
             file.write_bytes(data)
             message[name] = str(file)
         spec.write_text(json.dumps(message))

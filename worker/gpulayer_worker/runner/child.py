@@ -28,6 +28,7 @@ NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 # High enough that no shell script's own `exec 3>` meets it.
 PROGRESS_DESCRIPTOR_FROM = 200
+MORE_THAN_STANDARD = 10
 JOBS_OOM_SCORE = b"500"
 PROGRESS = "GPULAYER_PROGRESS_FD"
 AS_FILE_NAMES = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
@@ -129,14 +130,21 @@ def _connect(message: dict[str, Any], pipes: dict[str, int]) -> None:
 
 def _connect_progress(message: dict[str, Any], pipes: dict[str, int]) -> None:
     """Open in what the job executes too: `gpulayer.progress` works in a command."""
-    if max(pipes.values()) < PROGRESS_DESCRIPTOR_FROM:
-        # Nothing of this job's is open there.
-        _dup2(pipes["progress"], PROGRESS_DESCRIPTOR_FROM)
-    else:
-        progress = fcntl.fcntl(pipes["progress"], fcntl.F_DUPFD, PROGRESS_DESCRIPTOR_FROM)
-        message["env"][PROGRESS] = str(progress)
-        message["change"] = None
+    try:
+        if max(pipes.values()) < PROGRESS_DESCRIPTOR_FROM:
+            # Nothing of this job's is open there.
+            _dup2(pipes["progress"], PROGRESS_DESCRIPTOR_FROM)
+        else:
+            _progress_elsewhere(message, pipes, PROGRESS_DESCRIPTOR_FROM)
+    except OSError:
+        # As many files may not be open here.
+        _progress_elsewhere(message, pipes, MORE_THAN_STANDARD)
     _close(pipes["progress"])
+
+
+def _progress_elsewhere(message: dict[str, Any], pipes: dict[str, int], least: int) -> None:
+    message["env"][PROGRESS] = str(fcntl.fcntl(pipes["progress"], fcntl.F_DUPFD, least))
+    message["change"] = None
 
 
 def note_environment() -> None:
