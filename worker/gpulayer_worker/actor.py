@@ -19,7 +19,8 @@ from gpulayer_broker.requirements import DEFAULT_QUEUE
 from gpulayer_broker.spec import ACTOR
 from gpulayer_worker.choosing import run_of
 from gpulayer_worker.outcomes import failed
-from gpulayer_worker.running import Workshop, spec_of
+from gpulayer_worker.running import spec_of
+from gpulayer_worker.workshop import Workshop
 
 MIN_BACKOFF_MS = 1000
 MAX_BACKOFF_MS = 300_000

@@ -54,9 +54,10 @@ from gpulayer_worker.processes.cgroup import clear_groups, open_groups
 from gpulayer_worker.processes.pool import Pool
 from gpulayer_worker.processes.warm_lane import WarmLane
 from gpulayer_worker.removing import remove_tree
-from gpulayer_worker.running import RETURNED, Workshop
+from gpulayer_worker.running import RETURNED
 from gpulayer_worker.scratch import Scratches
 from gpulayer_worker.usage import DeviceMeters, Sampler
+from gpulayer_worker.workshop import Workshop
 
 log = logging.getLogger("gpulayer")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from gpulayer_broker.attempts import Attempt
 from gpulayer_broker.spec import Spec
 from gpulayer_worker.fresh_rides import FreshRide, SingleFresh
-from gpulayer_worker.running import Run, Workshop
+from gpulayer_worker.running import Run
 from gpulayer_worker.tally import Teller
 from gpulayer_worker.warm_rides import WarmRide
 from gpulayer_worker.warm_runs import ChunkRun, SingleRun, WarmRun
+from gpulayer_worker.workshop import Workshop
 
 
 def run_of(shop: Workshop, attempt: Attempt, spec: Spec, teller: Teller) -> Run | FreshRide:

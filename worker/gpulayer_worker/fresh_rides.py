@@ -23,9 +23,10 @@ from gpulayer_broker.spec import Payload, Spec
 from gpulayer_worker.lanes import without_arguments
 from gpulayer_worker.outcomes import failed
 from gpulayer_worker.processes.job import Ending, JobHandle
-from gpulayer_worker.running import Run, Workshop
+from gpulayer_worker.running import Run
 from gpulayer_worker.scratch import Scratch
 from gpulayer_worker.tally import Tally, Teller, told_alone
+from gpulayer_worker.workshop import Workshop
 
 log = logging.getLogger("gpulayer")
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,13 @@ from typing import Any
 from gpulayer_broker import spec as specs
 from gpulayer_broker.attempts import CANCELLED, DEVICE_LOST, STALE, Attempt
 from gpulayer_broker.consumer import Outcome, dumps
-from gpulayer_broker.errors import GpulayerError, QueueUnreachable
+from gpulayer_broker.errors import GpulayerError
 from gpulayer_broker.functions import Arg
-from gpulayer_broker.queue import Queue
-from gpulayer_broker.recent import Recent
 from gpulayer_broker.requirements import Requirements
 from gpulayer_broker.requirements import decode as decode_requirements
-from gpulayer_broker.settings import Settings
 from gpulayer_broker.spec import Payload, Spec
-from gpulayer_broker.store.blobstore import BlobStore
 from gpulayer_broker.store.tree import Manifest
-from gpulayer_broker.store.unpack import load_manifest, unpack
-from gpulayer_worker.bounds import Bound, Bounds
-from gpulayer_worker.cleaner import Cleaner
-from gpulayer_worker.given import write_given
+from gpulayer_worker.bounds import Bound
 from gpulayer_worker.grant import (
     NAMED_BY_UUID,
     Device,
@@ -42,10 +35,9 @@ from gpulayer_worker.grant import (
     nvidia_library_folders,
     with_queue,
 )
-from gpulayer_worker.hardware import DeviceLost, Hardware, free_bytes
+from gpulayer_worker.hardware import DeviceLost, free_bytes
 from gpulayer_worker.joblog import JobLog
 from gpulayer_worker.last_words import with_last_words
-from gpulayer_worker.logs import Logs
 from gpulayer_worker.outcomes import (
     COMMAND_ENDED,
     NO_REPORT,
@@ -59,47 +51,21 @@ from gpulayer_worker.outcomes import (
     timed_out,
 )
 from gpulayer_worker.outputs import gather
-from gpulayer_worker.processes.cgroup import Group, GroupFacts, Groups
+from gpulayer_worker.preparing import fetch_given, unpack_folders
+from gpulayer_worker.processes.cgroup import Group, GroupFacts
 from gpulayer_worker.processes.fork_server import ForkServerGone
 from gpulayer_worker.processes.job import Ending, FunctionCall, JobHandle, JobProcess
-from gpulayer_worker.processes.pool import CannotFollow, Pool
-from gpulayer_worker.processes.warm import WarmKey
-from gpulayer_worker.processes.warm_lane import WarmLane
-from gpulayer_worker.scratch import Scratch, Scratches
-from gpulayer_worker.usage import DeviceMeters, usage_record
+from gpulayer_worker.processes.pool import CannotFollow
+from gpulayer_worker.scratch import Scratch
+from gpulayer_worker.usage import usage_record
+from gpulayer_worker.workshop import Workshop
 
 log = logging.getLogger("gpulayer")
 
 RETURNED = "returned"
 PIPES_PATIENCE_S = 5.0
-OUTAGE_PAUSE_S = 0.2
 # What goes to a call's process through its fork server; what is larger is a file of the scratch folder.
 INLINE_BYTES = 1 << 17
-
-
-@dataclass(frozen=True)
-class Workshop:
-    """What all runs of a worker share."""
-
-    settings: Settings
-    store: BlobStore
-    pool: Pool
-    warm: WarmLane
-    logs: Logs
-    cleaner: Cleaner
-    bounds: Bounds
-    groups: Groups
-    meters: DeviceMeters
-    scratch: Scratches
-    cache: Path
-    python: str
-    hardware: Hardware
-    environment: Mapping[str, str]
-    queue: Mapping[str, str]
-    results: Queue
-    lanes: Recent[str, WarmKey]
-    fits: Callable[[str, Requirements], bool]
-    on_started: Callable[[], None]
 
 
 class Run:
@@ -219,35 +185,9 @@ class Run:
     # --- before ---
 
     def _prepare(self, scratch: Scratch) -> None:
-        for digest in (self.spec.source, self.spec.inputs):
-            if digest:
-                manifest = load_manifest(digest, self.store)
-                limits = self.shop.settings
-                unpack(
-                    manifest,
-                    self.store,
-                    Path(scratch.work),
-                    limit_bytes=limits.source_bytes,
-                    limit_files=limits.source_files,
-                    replace=True,
-                )
-                known = self.source.entries if self.source else ()
-                paths = {entry.path for entry in manifest.entries}
-                self.source = Manifest.of([*(e for e in known if e.path not in paths), *manifest.entries])
-
-        self._fetch_given(scratch)
-
-    def _fetch_given(self, scratch: Scratch) -> None:
-        """What other jobs returned; an outage of the queue is waited out, as long as the attempt is this worker's."""
-        given = self.spec.call.given if self.spec.call else ()
-        while given:
-            try:
-                limit_bytes = self.shop.settings.argument_blob_bytes
-                write_given(given, self.shop.results, self.store, Path(scratch.file("given")), limit_bytes)
-                return
-            except QueueUnreachable:
-                if self.attempt.stopped.wait(OUTAGE_PAUSE_S):
-                    return
+        self.source = unpack_folders(self.spec, self.store, self.shop.settings, Path(scratch.work))
+        if self.spec.call is not None:
+            fetch_given(self.spec.call.given, self.shop, self.store, scratch, self.attempt.stopped)
 
     def _stopped_before_start(self) -> Outcome | None:
         if not self.attempt.stopped.is_set():

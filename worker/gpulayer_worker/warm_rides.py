@@ -39,11 +39,11 @@ from gpulayer_worker.outputs import gather
 from gpulayer_worker.processes.fork_server import ForkServerGone
 from gpulayer_worker.processes.job import Usage
 from gpulayer_worker.processes.warm import Answer, Batch, BatchEnd, Tokens, WarmKey, WarmProcess
-from gpulayer_worker.running import Workshop
 from gpulayer_worker.scratch import FOLDERS, Scratch, folder_in
 from gpulayer_worker.tally import Tally, Teller
 from gpulayer_worker.usage import usage_record
 from gpulayer_worker.warm_runs import TRIES, WarmRun
+from gpulayer_worker.workshop import Workshop
 
 log = logging.getLogger("gpulayer")
 

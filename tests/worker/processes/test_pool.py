@@ -93,7 +93,13 @@ def test_a_job_does_not_begin_beside_one_of_another_server_that_it_is_to_follow(
 
     def follower(**options: Any) -> JobProcess:
         call = bench.call(pickle.dumps(os.getppid), pickle.dumps(((), {})))
-        facts: dict[str, Any] = {"cwd": bench.folder, "env": bench.env, "stdout": null, "stderr": null, "after": first.id}
+        facts: dict[str, Any] = {
+            "cwd": bench.folder,
+            "env": bench.env,
+            "stdout": null,
+            "stderr": null,
+            "after": first.id,
+        }
         return JobProcess(id="follower", work=call, **facts | options)
 
     with open(os.devnull, "wb") as file:
