@@ -14,7 +14,7 @@ import pytest
 from gpulayer_broker.items import read_outcomes
 from gpulayer_worker.joblog import JobLog
 from tests.worker.conftest import Hire
-from tests.worker.test_agent_rides import Line
+from tests.worker.lines import Line
 from tests.worker.test_agent_warm import array
 from tests.workers import Desk, WorkerProcess
 
