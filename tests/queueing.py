@@ -131,7 +131,7 @@ class Hand:
         job_id = facts.pop("id", None) or new_job_id()
         answer = self.run(fn.submit(Submission(job_id, sig, facts.pop("spec", b"spec"), **facts)))
         assert answer.outcome in ("added", "existing"), answer
-        return answer.id
+        return answer.id or job_id
 
     def claim(self, machine: Machine, most: int | None = None, nonce: str | None = None) -> tuple[Grant, ...]:
         answer: Claimed = self.run(fn.claim(machine.offer(most, nonce)))

@@ -12,7 +12,8 @@ from gpulayer_broker.damage import words
 
 
 class Submitted(NamedTuple):
-    """outcome: added, existing, conflict, introduce (id: signature), full (id: limit), missing (id: predecessor)."""
+    """outcome: added (id: empty for the job's own), existing, conflict, introduce (id: signature), full (id: limit) or
+    missing (id: predecessor)."""
 
     outcome: str
     id: str
@@ -120,7 +121,12 @@ def with_state(reply: Any) -> tuple[str, str]:
     return text(reply[0]), words(reply[1]) if len(reply) > 1 else ""
 
 
+ADDED = Submitted("added", "")
+
+
 def submitted(reply: Any) -> Submitted:
+    if reply == b"added":
+        return ADDED
     return Submitted(text(reply[0]), text(reply[1]))
 
 

@@ -78,8 +78,23 @@ class Submission:
 
     def short_block(self) -> tuple[Arg, ...]:
         """The block without its end where that says nothing, for a call that ends with it."""
-        rare = self._rare()
-        return self._common() if rare == _NOTHING_RARE else self._common() + rare
+        return self._common() if self._is_plain() else self.block()
+
+    def _is_plain(self) -> bool:
+        return not (
+            self.delay_ms
+            or self.prepare
+            or self.on_outage
+            or self.idempotency_key
+            or self.digest
+            or self.count
+            or self.after
+            or self.permit
+            or self.rate
+            or self.keep_ms
+            or self.timeout_ms
+            or self.signed
+        )
 
     def _common(self) -> tuple[Arg, ...]:
         return (
@@ -113,9 +128,6 @@ class Submission:
             self.timeout_ms,
             self.signed,
         )
-
-
-_NOTHING_RARE = Submission("", "", b"")._rare()
 
 
 class Stencil(NamedTuple):

@@ -319,7 +319,7 @@ def accepted(answer: Submitted, job: Submission | Stencilled) -> str:
             job_id=answer.id,
             value=job.idempotency_key,
         )
-    return answer.id
+    return answer.id or job.id
 
 
 def _same_version(first: Page, last: Page) -> bool:

@@ -7,14 +7,16 @@
 
 H.BLOCK = 24
 
+-- what is true of a job whose block ends early
+local PLAIN = {__index = {is_plain = true, delay = 0, prepare = '0', on_outage = '', idem = '', digest = '', count = 0, after = '',
+                          policy = '', permit = '', rate = '', keep = 0, timeout = 0, signed = ''}}
+
 function H.block(A, i)
   local b = {id = A[i], sig = A[i + 1], owner = A[i + 2], prio = A[i + 3], queue = A[i + 4], client = A[i + 5], kind = A[i + 6],
-             name = A[i + 7], options = A[i + 8], spec = A[i + 9], lane = A[i + 10], delay = 0, prepare = '0', on_outage = '',
-             idem = '', digest = '', count = 0, after = '', policy = '', permit = '', rate = '', keep = 0, timeout = 0, signed = ''}
-  b.is_plain = not A[i + 11]
-  if b.is_plain then return b end
+             name = A[i + 7], options = A[i + 8], spec = A[i + 9], lane = A[i + 10]}
+  if not A[i + 11] then return setmetatable(b, PLAIN) end
+  b.idem = A[i + 14] ~= '' and b.owner .. '/' .. A[i + 14] or ''
   b.delay, b.prepare, b.on_outage, b.digest = tonumber(A[i + 11]), A[i + 12], A[i + 13], A[i + 15]
-  if A[i + 14] ~= '' then b.idem = b.owner .. '/' .. A[i + 14] end
   b.count, b.after, b.policy, b.permit, b.rate = tonumber(A[i + 16]), A[i + 17], A[i + 18], A[i + 19], A[i + 20]
   b.keep, b.timeout, b.signed = tonumber(A[i + 21]), tonumber(A[i + 22]), A[i + 23]
   return b
@@ -107,6 +109,7 @@ end
 
 -- what a plain job may have or not: a field that would say nothing is not there
 local function frequent_fields(b)
+  if b.client == '' and b.lane == '' and b.options == '' then return end
   local r = {}
   if b.client ~= '' then r[1], r[2] = 'client', b.client end
   if b.lane ~= '' then r[#r + 1] = 'lane'; r[#r + 1] = b.lane end

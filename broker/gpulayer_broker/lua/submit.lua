@@ -2,7 +2,8 @@
 -- Guarantee: the record, its place in the queue, the idempotency key and the wake-up of one worker are one step; an id or key
 --   that was used before changes nothing.
 -- Keys: root. Arguments: a submit block (h_queueing.lua).
--- Returns: {'added', id}, {'existing', id}, {'conflict', id}, {'introduce', signature}, {'full', limit}, {'missing', predecessor}.
+-- Returns: 'added', or {'added', id} under another id than its own; {'existing', id}, {'conflict', id}, {'introduce', signature},
+--   {'full', limit}, {'missing', predecessor}.
 register('submit', {}, function(K, A)
   local P, b = K[1], H.block(A, 1)
   local wrong = H.wrong(b)
@@ -15,5 +16,5 @@ register('submit', {}, function(K, A)
   local gates, answer = H.gates(P, b)
   if not gates then return answer end
   H.create(P, b, gates)
-  return {'added', b.id}
+  return b.id == A[1] and 'added' or {'added', b.id}
 end)
