@@ -13,7 +13,7 @@ demo: ## the main job, end to end, on a queue of its own; needs nothing but pyth
 
 test: ## all tests; what needs a tool or a right that is missing skips, naming it
 	@$(ENV) dev,examples
-	@$(PY) -m pytest -n 2 $(ARGS)
+	@$(PY) -m pytest -n 3 $(ARGS)
 
 test-deps: ## installs the tools that some tests need (root, Debian)
 	apt-get update -qq

@@ -230,6 +230,7 @@ def test_a_function_is_pickled_anew_for_each_submit() -> None:
 def test_other_threads_find_cloudpickle_as_it_was() -> None:
     import cloudpickle
 
+    before = cloudpickle.list_registry_pickle_by_value()
     stop = threading.Event()
     counts = {"packed": 0}
 
@@ -243,7 +244,7 @@ def test_other_threads_find_cloudpickle_as_it_was() -> None:
             wait_until(lambda: counts["packed"] > 50, PATIENCE_S, "functions are pickled by several threads")
         finally:
             stop.set()
-    assert not cloudpickle.list_registry_pickle_by_value()
+    assert cloudpickle.list_registry_pickle_by_value() == before
 
 
 class Slow:
@@ -261,14 +262,14 @@ class Slow:
 def test_a_child_that_is_forked_while_another_thread_pickles_can_pickle_too() -> None:
     import cloudpickle
 
-    slow = Slow()
+    slow, before = Slow(), cloudpickle.list_registry_pickle_by_value()
     with in_background(lambda: pack_arguments("slow", (slow,), {})):
         assert slow.begun.wait(PATIENCE_S)
         child = os.fork()
         if child == 0:
             signal.alarm(int(PATIENCE_S))
             pack_function(means)
-            os._exit(0 if not cloudpickle.list_registry_pickle_by_value() else 1)
+            os._exit(0 if cloudpickle.list_registry_pickle_by_value() == before else 1)
         slow.go_on.set()
         _, status = os.waitpid(child, 0)
     assert status == 0
