@@ -222,9 +222,8 @@ def test_folders_below_are_not_looked_into_while_nothing_is_done_to_them(
     assert contents(scratches.make("j_3", 1)) == ["home", "work", "work/outputs"]
 
 
-def test_what_a_job_left_within_one_step_of_the_file_systems_clock_is_seen(
-    scratches: Scratches, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the time of a last change is always the same."""
     lstat = os.lstat
 
     def in_steps(path: str, **options: Any) -> SimpleNamespace:
@@ -233,8 +232,29 @@ def test_what_a_job_left_within_one_step_of_the_file_systems_clock_is_seen(
         return SimpleNamespace(st_ctime_ns=0, **{name: getattr(facts, name) for name in names})
 
     monkeypatch.setattr(os, "lstat", in_steps)
+
+
+def test_what_a_job_left_within_one_step_of_the_file_systems_clock_is_seen(
+    scratches: Scratches, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratches.make("j_0", 1)  # by which it is known that changes are told here
+    stands_still(monkeypatch)
     scratches.give_back(scratches.make("j_1", 1))
     clock.now_s += SETTLED_S
+    second = scratches.make("j_2", 1)
+    _file_in_work(second)
+
+    scratches.give_back(second)
+
+    assert contents(scratches.make("j_3", 1)) == ["home", "work", "work/outputs"]
+
+
+def test_where_the_file_system_does_not_tell_changes_what_a_job_left_is_seen(
+    scratches: Scratches, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stands_still(monkeypatch)
+    scratches.give_back(scratches.make("j_1", 1))
+    clock.now_s += 10 * SETTLED_S
     second = scratches.make("j_2", 1)
     _file_in_work(second)
 
