@@ -7,8 +7,10 @@ import itertools
 import json
 import os
 import pickle
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -131,3 +133,18 @@ class Bench:
             lambda: path.exists() and path.read_text().endswith("\n"), PATIENCE_S, f"{file} is written"
         )
         return int(path.read_text())
+
+
+@contextmanager
+def stand_in(
+    folder: Path, script: str, *options: str, lease_s: float = 600.0
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A worker in a process of its own, with one job; yields it and the pid of its fork server."""
+    program = Path(__file__).with_name("worker_stand_in.py")
+    command = [sys.executable, str(program), str(folder), str(lease_s), script, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        try:
+            yield worker, int(worker.stdout.readline())
+        finally:
+            worker.kill()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from gpulayer_worker.processes.job import JobHandle
 from gpulayer_worker.runner import proctree
 from tests.support import PATIENCE_S, wait_until
 
-from .bench import Bench, is_gone, value, wait_gone
+from .bench import Bench, is_gone, stand_in, value, wait_gone
 
 UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
 # What stays until `go` whatever it is told, and a main process that does not.
@@ -410,21 +409,8 @@ def test_those_that_wait_go_with_their_fork_server_and_had_not_begun(line: Line)
     assert len(os.listdir("/proc/self/fd")) < before
 
 
-@contextmanager
-def worker_with_a_line(folder: Path, script: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A worker in a process of its own, with one job that runs and one behind it; and the pid of its fork server."""
-    program = Path(__file__).with_name("worker_stand_in.py")
-    command = [sys.executable, str(program), str(folder), "600", script, "line"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
-        assert worker.stdout is not None
-        try:
-            yield worker, int(worker.stdout.readline())
-        finally:
-            worker.kill()
-
-
 def test_those_that_wait_never_begin_once_their_worker_is_gone(tmp_path: Path) -> None:
-    with worker_with_a_line(tmp_path, "echo $$ > main; sleep 1000") as (worker, server):
+    with stand_in(tmp_path, "echo $$ > main; sleep 1000", "line") as (worker, server):
         main = Bench.number_in_folder(tmp_path, "main")
         worker.kill()
         worker.wait()

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from gpulayer_worker.processes.watchdog import LOOKS
 from gpulayer_worker.runner import proctree
 from tests.support import PATIENCE_S, wait_until
 
-from .bench import Bench, is_gone, wait_gone
+from .bench import Bench, is_gone, stand_in, wait_gone
 
 WATCH_EVERY_S = 0.2
 BACKGROUND = "sleep 1000 & echo $! > child; "
@@ -53,21 +52,6 @@ def watched(tmp_path: Path) -> Iterator[Bench]:
     server = ForkServer(sys.executable, {}, look_every_s=WATCH_EVERY_S)
     yield Bench(tmp_path, server)
     server.close()
-
-
-@contextmanager
-def stand_in(
-    folder: Path, script: str, *options: str, lease_s: float = 600.0
-) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A worker in a process of its own, with one job; yields it and the pid of its fork server."""
-    program = Path(__file__).with_name("worker_stand_in.py")
-    command = [sys.executable, str(program), str(folder), str(lease_s), script, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
-        assert worker.stdout is not None
-        try:
-            yield worker, int(worker.stdout.readline())
-        finally:
-            worker.kill()
 
 
 # --- the job ends with its main process ---
